@@ -1,0 +1,261 @@
+//! What a handler may fail with. The type decides what happens next, never the text.
+
+use std::any::Any;
+use std::error::Error;
+use std::fmt;
+
+/// What a handler returns.
+pub type HandlerResult = Result<(), HandlerError>;
+
+/// Which of the three paths a failure takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// The database, the broker or a provider as a whole is not usable. The same event runs again
+    /// in place, with backoff; no attempt is counted and nothing is dead-lettered.
+    Infrastructure,
+    /// This event may succeed later. It moves to the next retry tier, after the last to the dead
+    /// letter queue.
+    Transient,
+    /// This event will never succeed. It moves to the dead letter queue at once.
+    Permanent,
+}
+
+/// An error type that says which path its failures take, so that `?` works in a handler.
+///
+/// `sqlx::Error` says it by SQLSTATE. For a type of your own:
+///
+/// ```
+/// use idem_runtime::prelude::*;
+///
+/// #[derive(Debug, thiserror::Error)]
+/// enum BillingError {
+///     #[error("order unknown")]
+///     OrderUnknown,
+///     #[error("ledger is closing")]
+///     LedgerClosing,
+/// }
+///
+/// impl Classified for BillingError {
+///     fn class(&self) -> Class {
+///         match self {
+///             Self::OrderUnknown => Class::Permanent,
+///             Self::LedgerClosing => Class::Transient,
+///         }
+///     }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say whether its failures are transient or permanent",
+    label = "say it here with `.transient()?` or `.permanent()?`, or implement `Classified` for `{Self}`",
+    note = "a failure's type decides whether the event is retried or dead-lettered"
+)]
+pub trait Classified: Error + Send + Sync + 'static {
+    /// The path of this failure.
+    fn class(&self) -> Class;
+}
+
+/// Why a handler could not handle an event.
+///
+/// ```
+/// use idem_runtime::HandlerError;
+///
+/// let error = HandlerError::permanent("order unknown");
+/// assert_eq!(error.to_string(), "permanent: order unknown");
+/// ```
+#[derive(Debug)]
+pub enum HandlerError {
+    /// See [`Class::Infrastructure`].
+    Infrastructure(Failure),
+    /// See [`Class::Transient`].
+    Transient(Failure),
+    /// See [`Class::Permanent`].
+    Permanent(Failure),
+}
+
+impl HandlerError {
+    /// The database, the broker or a provider as a whole is not usable.
+    pub fn infrastructure(cause: impl Into<Box<dyn Error + Send + Sync>> + 'static) -> Self {
+        Self::Infrastructure(Failure::new(cause))
+    }
+
+    /// This event may succeed later.
+    pub fn transient(cause: impl Into<Box<dyn Error + Send + Sync>> + 'static) -> Self {
+        Self::Transient(Failure::new(cause))
+    }
+
+    /// This event will never succeed.
+    pub fn permanent(cause: impl Into<Box<dyn Error + Send + Sync>> + 'static) -> Self {
+        Self::Permanent(Failure::new(cause))
+    }
+
+    /// The path of this failure.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        match self {
+            Self::Infrastructure(_) => Class::Infrastructure,
+            Self::Transient(_) => Class::Transient,
+            Self::Permanent(_) => Class::Permanent,
+        }
+    }
+
+    /// What failed.
+    #[must_use]
+    pub fn failure(&self) -> &Failure {
+        match self {
+            Self::Infrastructure(failure) | Self::Transient(failure) | Self::Permanent(failure) => failure,
+        }
+    }
+
+    pub(crate) fn of_class(class: Class, failure: Failure) -> Self {
+        match class {
+            Class::Infrastructure => Self::Infrastructure(failure),
+            Class::Transient => Self::Transient(failure),
+            Class::Permanent => Self::Permanent(failure),
+        }
+    }
+}
+
+impl fmt::Display for HandlerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let class = match self.class() {
+            Class::Infrastructure => "infrastructure",
+            Class::Transient => "transient",
+            Class::Permanent => "permanent",
+        };
+        write!(f, "{class}: {}", self.failure().source)
+    }
+}
+
+impl<E: Classified> From<E> for HandlerError {
+    fn from(error: E) -> Self {
+        let class = error.class();
+        Self::of_class(class, Failure::new(error))
+    }
+}
+
+/// The cause of a [`HandlerError`], with what may be told of it outside the process.
+#[derive(Debug)]
+pub struct Failure {
+    source: Box<dyn Error + Send + Sync>,
+    type_name: &'static str,
+    static_text: Option<&'static str>,
+}
+
+impl Failure {
+    /// Wraps an error, or a text.
+    pub(crate) fn new<E: Into<Box<dyn Error + Send + Sync>> + 'static>(cause: E) -> Self {
+        // Only a text that was in the program's source is sure to hold nothing of a payload.
+        let static_text = (&cause as &dyn Any).downcast_ref::<&'static str>().copied();
+        Self { source: cause.into(), type_name: std::any::type_name::<E>(), static_text }
+    }
+
+    /// The error itself. Its text may quote a payload: don't log it where that must not be seen.
+    #[must_use]
+    pub fn source(&self) -> &(dyn Error + Send + Sync + 'static) {
+        &*self.source
+    }
+
+    /// What may be told of the failure: the error's type, SQLSTATE and constraint, and the text
+    /// where it was a literal in the program. At most 512 bytes.
+    ///
+    /// Constraint and table names are the schema's, not a payload's.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let mut summary = match self.static_text {
+            Some(text) => text.to_owned(),
+            None => self.type_name.to_owned(),
+        };
+        if let Some(sqlx::Error::Database(db)) = self.source.downcast_ref::<sqlx::Error>() {
+            if let Some(code) = db.code() {
+                summary.push_str(" SQLSTATE ");
+                summary.push_str(&code);
+            }
+            if let Some(constraint) = db.constraint() {
+                summary.push_str(" constraint ");
+                summary.push_str(constraint);
+            }
+        }
+        truncate(summary, 512)
+    }
+
+    /// [`summary`](Self::summary) with the error's own text behind it, for `IDEM_ERROR_TEXT=true`.
+    #[must_use]
+    pub(crate) fn summary_with_text(&self) -> String {
+        match self.static_text {
+            Some(_) => self.summary(),
+            None => truncate(format!("{}: {}", self.summary(), self.source), 512),
+        }
+    }
+}
+
+fn truncate(mut text: String, bytes: usize) -> String {
+    if text.len() > bytes {
+        let end = (0..=bytes).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+        text.truncate(end);
+    }
+    text
+}
+
+/// Says in place which path a failure takes.
+///
+/// ```
+/// use idem_runtime::prelude::*;
+///
+/// fn parse(text: &str) -> Result<i64, HandlerError> {
+///     text.parse::<i64>().permanent()
+/// }
+/// assert!(parse("x").is_err());
+/// ```
+pub trait ClassifyExt<T> {
+    /// The event may succeed later: retried with a delay.
+    ///
+    /// # Errors
+    /// The same failure, as [`HandlerError::Transient`].
+    fn transient(self) -> Result<T, HandlerError>;
+
+    /// The event will never succeed: dead-lettered.
+    ///
+    /// # Errors
+    /// The same failure, as [`HandlerError::Permanent`].
+    fn permanent(self) -> Result<T, HandlerError>;
+}
+
+impl<T, E: Into<Box<dyn Error + Send + Sync>> + 'static> ClassifyExt<T> for Result<T, E> {
+    fn transient(self) -> Result<T, HandlerError> {
+        self.map_err(HandlerError::transient)
+    }
+
+    fn permanent(self) -> Result<T, HandlerError> {
+        self.map_err(HandlerError::permanent)
+    }
+}
+
+impl Classified for sqlx::Error {
+    fn class(&self) -> Class {
+        crate::decide::sql_error::class(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_literal_texts_are_told() {
+        let card = String::from("card 4111111111111111 refused");
+        let literal = HandlerError::permanent("order unknown");
+        let dynamic = HandlerError::permanent(card.clone());
+        let typed = "x".parse::<i64>().permanent().unwrap_err();
+        assert_eq!(literal.failure().summary(), "order unknown");
+        assert_eq!(dynamic.failure().summary(), "alloc::string::String");
+        assert_eq!(typed.failure().summary(), "core::num::error::ParseIntError");
+        assert!(dynamic.failure().summary_with_text().contains(&card));
+    }
+
+    #[test]
+    fn a_summary_is_bounded_at_a_character() {
+        let long: &'static str = Box::leak("é".repeat(600).into_boxed_str());
+        let summary = HandlerError::permanent(long).failure().summary();
+        assert_eq!(summary.len(), 512);
+    }
+}

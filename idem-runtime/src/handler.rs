@@ -1,0 +1,219 @@
+//! A registered handler, and what its function may ask for.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use sqlx::{PgConnection, Postgres, Transaction};
+
+use crate::error::HandlerResult;
+use crate::event::{DecodeError, DecodedEvent};
+
+/// The transaction that holds the dedup row and everything the handler writes.
+///
+/// It dereferences to [`PgConnection`], so `&mut **tx` is what sqlx wants. `tx.begin()` (from
+/// [`sqlx::Connection`]) is a savepoint. There is no commit: the library commits after the handler,
+/// and a handler that runs `COMMIT` or `ROLLBACK` itself stops `run()`.
+///
+/// ```
+/// use idem_runtime::prelude::*;
+///
+/// async fn mark_paid(tx: &mut Tx<'_>, order: i64) -> HandlerResult {
+///     sqlx::query("UPDATE orders SET paid = true WHERE id = $1").bind(order).execute(&mut **tx).await?;
+///     Ok(())
+/// }
+/// ```
+pub struct Tx<'c> {
+    pub(crate) inner: Transaction<'c, Postgres>,
+}
+
+impl Deref for Tx<'_> {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.inner
+    }
+}
+
+impl DerefMut for Tx<'_> {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.inner
+    }
+}
+
+impl fmt::Debug for Tx<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tx { .. }")
+    }
+}
+
+/// A value given to [`Builder::state`](crate::Builder::state), shared by every call of a handler.
+///
+/// `T` must be `Send + Sync + 'static`. That a value of the type was given is checked before the
+/// first event is consumed.
+pub struct State<T> {
+    value: Arc<dyn Any + Send + Sync>,
+    // `fn() -> T` keeps `State<T>` Send whatever T is: the builder is where the bound belongs.
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T: 'static> Deref for State<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.value.downcast_ref().unwrap_or_else(|| unreachable!("made by States::get for this type only"))
+    }
+}
+
+impl<T> Clone for State<T> {
+    fn clone(&self) -> Self {
+        Self { value: Arc::clone(&self.value), of: PhantomData }
+    }
+}
+
+impl<T> fmt::Debug for State<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "State<{}>", std::any::type_name::<T>())
+    }
+}
+
+/// The values given to the builder, by type.
+#[derive(Default, Clone)]
+pub(crate) struct States {
+    by_type: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
+}
+
+impl States {
+    pub(crate) fn insert<T: Send + Sync + 'static>(&mut self, value: T) {
+        self.by_type.insert(TypeId::of::<T>(), Arc::new(value));
+    }
+
+    pub(crate) fn contains(&self, of: TypeId) -> bool {
+        self.by_type.contains_key(&of)
+    }
+
+    fn get<T: 'static>(&self) -> Option<State<T>> {
+        let value = Arc::clone(self.by_type.get(&TypeId::of::<T>())?);
+        Some(State { value, of: PhantomData })
+    }
+}
+
+/// Where an event came from: the record on its origin topic, also when it is read again from a
+/// retry topic.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct Delivery {
+    /// The origin topic.
+    pub topic: Arc<str>,
+    /// The partition of the origin topic.
+    pub partition: i32,
+    /// The offset in that partition.
+    pub offset: i64,
+    /// The record's key, any bytes.
+    pub key: Option<Arc<[u8]>>,
+    /// The record's headers in order; names and values are any bytes.
+    pub headers: Arc<[(Vec<u8>, Option<Vec<u8>>)]>,
+    /// The origin record's timestamp, milliseconds since the Unix epoch.
+    pub timestamp_millis: Option<i64>,
+    /// How often the event has failed before: 0 for the first delivery.
+    pub attempt: u32,
+    /// The W3C `traceparent` that came with the record, when there was exactly one well-formed one.
+    pub traceparent: Option<Arc<str>>,
+}
+
+impl Delivery {
+    /// The first value of the header with this name.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        self.headers.iter().find(|(n, _)| n == name.as_bytes()).and_then(|(_, value)| value.as_deref())
+    }
+}
+
+impl fmt::Debug for Delivery {
+    /// Key and headers may hold personal data: only their sizes are printed.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delivery")
+            .field("topic", &self.topic)
+            .field("partition", &self.partition)
+            .field("offset", &self.offset)
+            .field("key_bytes", &self.key.as_ref().map(|key| key.len()))
+            .field("headers", &self.headers.len())
+            .field("timestamp_millis", &self.timestamp_millis)
+            .field("attempt", &self.attempt)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the attribute says of a handler.
+#[derive(Debug, Clone, Copy)]
+pub struct HandlerSpec {
+    /// `module_path!()` and the function's name.
+    pub name: &'static str,
+    /// The file of the handler.
+    pub file: &'static str,
+    /// Its line.
+    pub line: u32,
+    /// The Kafka topic.
+    pub topic: &'static str,
+    /// The Kafka consumer group.
+    pub group: &'static str,
+    /// The `event_type` it takes, when several handlers share a topic and a group.
+    pub event_type: Option<&'static str>,
+    /// Delay tiers; `None`: from the configuration.
+    pub retry: Option<&'static [Duration]>,
+    /// Longest time the handler may take.
+    pub timeout: Duration,
+    /// Events of different keys in progress at once, per partition.
+    pub concurrency: u16,
+}
+
+/// What a handler's parameters are made from.
+#[derive(Clone, Copy)]
+pub struct ParamSource<'a> {
+    pub(crate) states: &'a States,
+    pub(crate) delivery: &'a Delivery,
+}
+
+impl<'a> ParamSource<'a> {
+    pub(crate) fn state<T: 'static>(self) -> State<T> {
+        self.states.get().unwrap_or_else(|| unreachable!("run() checks every state before it consumes"))
+    }
+
+    pub(crate) fn delivery(self) -> &'a Delivery {
+        self.delivery
+    }
+}
+
+/// A value the handler needs from the builder.
+#[derive(Debug, Clone, Copy)]
+pub struct StateNeed {
+    pub(crate) id: TypeId,
+    pub(crate) type_name: &'static str,
+}
+
+/// Decodes a record's value into the handler's event.
+pub type DecodeFn = fn(&[u8]) -> Result<DecodedEvent, DecodeError>;
+
+/// Calls the user's function with the erased event.
+pub type CallFn = for<'a> fn(&'a mut Tx<'_>, Box<dyn Any + Send>, ParamSource<'a>) -> BoxFuture<'a, HandlerResult>;
+
+/// A handler as the pipeline drives it.
+#[derive(Clone)]
+pub struct Handler {
+    pub(crate) spec: HandlerSpec,
+    pub(crate) decode: DecodeFn,
+    pub(crate) call: CallFn,
+    pub(crate) needs: Vec<StateNeed>,
+}
+
+/// What `#[idempotent_handler]` submits to the inventory.
+pub struct Registration {
+    pub(crate) build: fn() -> Handler,
+}
+
+inventory::collect!(Registration);
