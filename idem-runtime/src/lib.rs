@@ -25,11 +25,19 @@ mod stop;
 
 pub use config::{Config, ConfigError, ConfigErrors};
 pub use error::{Class, Classified, ClassifyExt, Failure, HandlerError, HandlerResult};
-pub use event::{Event, EventId, EventIdError};
+pub use event::{DecodeError, Event, EventId, EventIdError};
 pub use handler::{Delivery, State, Tx};
 pub use run::{Builder, Problems, RunError, builder, run};
 
+#[doc = include_str!("event.md")]
+pub use idem_macros::Event;
+#[doc = include_str!("attribute.md")]
+pub use idem_macros::idempotent_handler;
+
 /// What a program with handlers imports.
 pub mod prelude {
-    pub use crate::{Class, Classified, ClassifyExt, Delivery, Event, EventId, HandlerError, HandlerResult, State, Tx};
+    pub use crate::{
+        Class, Classified, ClassifyExt, Delivery, Event, EventId, HandlerError, HandlerResult, State, Tx,
+        idempotent_handler,
+    };
 }

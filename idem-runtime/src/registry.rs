@@ -106,7 +106,7 @@ mod tests {
                 file: "src/main.rs", line: 7, retry: None, timeout: Duration::from_secs(20), concurrency: 1,
             },
             decode: |_| Err(DecodeError::Unparsable { class: "test", line: 0, column: 0 }),
-            call: |_, _, _| Box::pin(async { Ok(()) }),
+            call: std::sync::Arc::new(|_, _, _| Box::pin(async { Ok(()) })),
             needs: Vec::new(),
         }
     }
