@@ -1,1 +1,2 @@
-
+#[cfg(feature = "testing")]
+pub mod testing;
