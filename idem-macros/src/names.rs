@@ -51,15 +51,13 @@ pub fn check(name: &str) -> Result<(), NameError> {
 /// The topics that belong to a group alone, the longest name among them last.
 pub fn derived(group: &str, tiers: &[Duration]) -> Vec<String> {
     let retry = tiers.iter().map(|tier| format!("{group}.retry.{}", render_duration(*tier)));
-    let mut names: Vec<String> =
-        [format!("{group}.replay"), format!("{group}.dlq")].into_iter().chain(retry).collect();
+    let mut names: Vec<String> = [format!("{group}.replay"), format!("{group}.dlq")].into_iter().chain(retry).collect();
     names.sort_by_key(String::len);
     names
 }
 
 /// Units of durations, the largest first.
-const UNITS: [(&str, u64); 5] =
-    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
 /// How durations are written, for errors.
 pub const DURATIONS: &str = "`250ms`, `10s`, `1m`, `2h` or `1d`";

@@ -91,8 +91,8 @@ impl Config {
     /// All missing and unusable variables.
     pub fn from_env() -> Result<Self, ConfigErrors> {
         #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-        let vars = std::env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let vars =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         Self::from_vars(vars)
     }
 
@@ -100,10 +100,13 @@ impl Config {
     ///
     /// # Errors
     /// All missing and unusable variables.
-    pub fn from_vars<K: Into<String>, V: Into<String>>(vars: impl IntoIterator<Item = (K, V)>) -> Result<Self, ConfigErrors> {
+    pub fn from_vars<K: Into<String>, V: Into<String>>(
+        vars: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<Self, ConfigErrors> {
         let vars = vars.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
         let mut reader = Reader { vars, errors: Vec::new() };
-        let database_variable = if reader.vars.contains_key("IDEM_DATABASE_URL") { "IDEM_DATABASE_URL" } else { "DATABASE_URL" };
+        let database_variable =
+            if reader.vars.contains_key("IDEM_DATABASE_URL") { "IDEM_DATABASE_URL" } else { "DATABASE_URL" };
         let database = match reader.vars.get(database_variable) {
             Some(_) => reader.parsed(database_variable, "a URL such as postgres://user:password@host:5432/database"),
             None => {
@@ -321,7 +324,10 @@ mod tests {
     #[test]
     fn the_defaults_are_the_documented_ones() {
         let config = with(&[]).unwrap();
-        assert_eq!((config.pool_size, config.migrate, config.create_topics, config.error_text), (16, true, true, false));
+        assert_eq!(
+            (config.pool_size, config.migrate, config.create_topics, config.error_text),
+            (16, true, true, false)
+        );
         assert_eq!(config.retry, [1, 10, 60, 600].map(Duration::from_secs));
         assert_eq!(config.shutdown_grace, Duration::from_secs(25));
         assert_eq!(config.clock_skew, Duration::from_secs(86_400));
@@ -343,8 +349,16 @@ mod tests {
         .unwrap_err();
         let text = errors.to_string();
         for variable in [
-            "IDEM_DATABASE_URL", "IDEM_KAFKA_BROKERS", "IDEM_POOL_SIZE", "IDEM_RETRY", "IDEM_SHUTDOWN_GRACE", "IDEM_MIGRATE",
-            "IDEM_AUTO_OFFSET_RESET", "IDEM_KAFKA_ENABLE_AUTO_COMMIT", "IDEM_KAFKA_NO_SUCH_PROPERTY", "IDEM_ACCEPT_DATABASE",
+            "IDEM_DATABASE_URL",
+            "IDEM_KAFKA_BROKERS",
+            "IDEM_POOL_SIZE",
+            "IDEM_RETRY",
+            "IDEM_SHUTDOWN_GRACE",
+            "IDEM_MIGRATE",
+            "IDEM_AUTO_OFFSET_RESET",
+            "IDEM_KAFKA_ENABLE_AUTO_COMMIT",
+            "IDEM_KAFKA_NO_SUCH_PROPERTY",
+            "IDEM_ACCEPT_DATABASE",
         ] {
             assert!(text.contains(variable), "{variable} is missing in:\n{text}");
         }
@@ -374,7 +388,8 @@ mod tests {
         ])
         .unwrap();
         assert!(!format!("{config:?} {config:#?}").contains(secret));
-        let errors = Config::from_vars([("IDEM_DATABASE_URL", secret), ("IDEM_KAFKA_SASL_MECHANISMS", secret)]).unwrap_err();
+        let errors =
+            Config::from_vars([("IDEM_DATABASE_URL", secret), ("IDEM_KAFKA_SASL_MECHANISMS", secret)]).unwrap_err();
         assert!(!format!("{errors:?} {errors}").contains(secret));
     }
 }

@@ -289,7 +289,9 @@ mod tests {
 
     #[test]
     fn other_mistakes_are_unparsable_and_quote_nothing() {
-        for json in ["", "{", "[]", "4111111111111111", &format!(r#"{{"event_id":"{V7}","amount":"4111111111111111"}}"#)] {
+        for json in
+            ["", "{", "[]", "4111111111111111", &format!(r#"{{"event_id":"{V7}","amount":"4111111111111111"}}"#)]
+        {
             let error = decode(json).unwrap_err();
             assert!(matches!(error, DecodeError::Unparsable { .. }), "{json}: {error}");
             assert!(!error.to_string().contains("4111"), "{error}");

@@ -94,8 +94,13 @@ impl GroupContext {
 
     /// Every delay that some handler of the group uses.
     pub(crate) fn all_tiers(&self) -> Vec<Duration> {
-        let mut tiers: Vec<Duration> =
-            self.topics.values().flatten().flat_map(|handler| handler.spec.retry.unwrap_or(&self.config.retry)).copied().collect();
+        let mut tiers: Vec<Duration> = self
+            .topics
+            .values()
+            .flatten()
+            .flat_map(|handler| handler.spec.retry.unwrap_or(&self.config.retry))
+            .copied()
+            .collect();
         tiers.sort_unstable();
         tiers.dedup();
         tiers
@@ -224,15 +229,21 @@ impl Coordinator {
 
     /// Half of what Kafka grants between two polls: the other members wait meanwhile.
     fn drain_bound(&self) -> Duration {
-        let poll_interval =
-            self.group.config.kafka.get("max.poll.interval.ms").and_then(|millis| millis.parse().ok()).unwrap_or(300_000);
+        let poll_interval = self
+            .group
+            .config
+            .kafka
+            .get("max.poll.interval.ms")
+            .and_then(|millis| millis.parse().ok())
+            .unwrap_or(300_000);
         self.group.longest_handler.min(Duration::from_millis(poll_interval) / 2) + Duration::from_secs(1)
     }
 
     /// The last record of drained partitions, then the commit, then they go back to the group.
     async fn hand_over(&mut self, drained: Drained) {
         let Drained { mut working, idle } = drained;
-        let written = write(&self.group, working.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect()).await;
+        let written =
+            write(&self.group, working.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect()).await;
         let offsets = match written {
             Ok(written) => written,
             Err(error) => {
@@ -357,12 +368,23 @@ impl Coordinator {
         let kafka = facts.committed.map(|committed| committed.offset);
         match why {
             Why::DatabaseWentBack => tracing::warn!(
-                group, topic, partition = number, offset, kafka, database = facts.recorded,
+                group,
+                topic,
+                partition = number,
+                offset,
+                kafka,
+                database = facts.recorded,
                 "the database is older than what was processed (a restore or a failover): going back"
             ),
             Why::OutOfRange => tracing::error!(
-                group, topic, partition = number, offset, kafka, database = facts.recorded,
-                log_start = facts.log_start, log_end = facts.log_end,
+                group,
+                topic,
+                partition = number,
+                offset,
+                kafka,
+                database = facts.recorded,
+                log_start = facts.log_start,
+                log_end = facts.log_end,
                 "the position is not in the log any more: events may be gone; going on at the log's start"
             ),
             _ => tracing::info!(group, topic, partition = number, offset, ?why, "starting"),
@@ -415,12 +437,16 @@ impl Coordinator {
             owned.lane.abort().await;
             if verdict == Verdict::Zombie {
                 tracing::warn!(
-                    group = &*self.group.name, topic = &*partition.topic, partition = partition.number,
+                    group = &*self.group.name,
+                    topic = &*partition.topic,
+                    partition = partition.number,
                     "another member owns the partition: this one was away too long, and stops working on it"
                 );
             } else {
                 tracing::warn!(
-                    group = &*self.group.name, topic = &*partition.topic, partition = partition.number,
+                    group = &*self.group.name,
+                    topic = &*partition.topic,
+                    partition = partition.number,
                     "the database restarted or went back: reading its position anew"
                 );
                 self.pending.insert(partition, Pending::Rewind);
@@ -455,7 +481,8 @@ impl Coordinator {
         let Ok(bounds) = self.consumer.log_bounds(&partitions).await else { return };
         for partition in partitions {
             let Some(&(start, end)) = bounds.get(&partition) else { continue };
-            let outside = self.owned.get(&partition).is_some_and(|owned| !(start..=end).contains(&owned.lane.position().0));
+            let outside =
+                self.owned.get(&partition).is_some_and(|owned| !(start..=end).contains(&owned.lane.position().0));
             if outside && let Some(mut owned) = self.owned.remove(&partition) {
                 owned.lane.abort().await;
                 self.pending.insert(partition, Pending::Rewind);
@@ -467,7 +494,8 @@ impl Coordinator {
     /// Finishes what runs, records and commits it, and leaves the group.
     async fn leave(mut self) {
         let end = Instant::now() + self.group.config.shutdown_grace;
-        let left = |reserve: u64| end.saturating_duration_since(Instant::now()).saturating_sub(Duration::from_secs(reserve));
+        let left =
+            |reserve: u64| end.saturating_duration_since(Instant::now()).saturating_sub(Duration::from_secs(reserve));
         let bound = left(5);
         futures_util::future::join_all(self.owned.values_mut().map(|owned| owned.lane.drain(bound))).await;
         let mut owned: Vec<(Partition, Owned)> = self.owned.drain().collect();
@@ -479,10 +507,16 @@ impl Coordinator {
             Ok(Ok(offsets)) => {
                 let commit = self.consumer.commit_and_wait(offsets, self.metadata.clone());
                 if !matches!(tokio::time::timeout(left(2), commit).await, Ok(Ok(()))) {
-                    tracing::warn!(group = &*self.group.name, "the last commit was not confirmed; the database knows the position");
+                    tracing::warn!(
+                        group = &*self.group.name,
+                        "the last commit was not confirmed; the database knows the position"
+                    );
                 }
             }
-            _ => tracing::warn!(group = &*self.group.name, "can't record the last progress; a little will be delivered again"),
+            _ => tracing::warn!(
+                group = &*self.group.name,
+                "can't record the last progress; a little will be delivered again"
+            ),
         }
         self.consumer.close(left(0)).await;
         tracing::info!(group = &*self.group.name, "left");
@@ -490,7 +524,10 @@ impl Coordinator {
 }
 
 /// Writes positions by compare-and-set. Returns what the database now holds for certain.
-async fn write(group: &GroupContext, partitions: Vec<(&Partition, &mut Owned)>) -> Result<Vec<(Partition, i64)>, sqlx::Error> {
+async fn write(
+    group: &GroupContext,
+    partitions: Vec<(&Partition, &mut Owned)>,
+) -> Result<Vec<(Partition, i64)>, sqlx::Error> {
     let mut moved = Vec::new();
     let mut written = Vec::new();
     for (partition, owned) in partitions {
@@ -552,7 +589,8 @@ enum TakeoverError {
 }
 
 fn list(partitions: &[Partition]) -> String {
-    let names: Vec<String> = partitions.iter().map(|partition| format!("{}/{}", partition.topic, partition.number)).collect();
+    let names: Vec<String> =
+        partitions.iter().map(|partition| format!("{}/{}", partition.topic, partition.number)).collect();
     names.join(" ")
 }
 

@@ -203,9 +203,7 @@ pub type DecodeFn = fn(&[u8]) -> Result<DecodedEvent, DecodeError>;
 ///
 /// A closure rather than a function pointer: it carries how each parameter is made.
 pub type CallFn = Arc<
-    dyn for<'a> Fn(&'a mut Tx<'_>, Box<dyn Any + Send>, ParamSource<'a>) -> BoxFuture<'a, HandlerResult>
-        + Send
-        + Sync,
+    dyn for<'a> Fn(&'a mut Tx<'_>, Box<dyn Any + Send>, ParamSource<'a>) -> BoxFuture<'a, HandlerResult> + Send + Sync,
 >;
 
 /// A handler as the pipeline drives it.

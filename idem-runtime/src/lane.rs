@@ -73,7 +73,12 @@ fn lock(watermark: &Mutex<Watermark>) -> std::sync::MutexGuard<'_, Watermark> {
     watermark.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn run(group: Arc<GroupContext>, mut queue: mpsc::Receiver<Record>, watermark: Arc<Mutex<Watermark>>, stop: Stop) {
+async fn run(
+    group: Arc<GroupContext>,
+    mut queue: mpsc::Receiver<Record>,
+    watermark: Arc<Mutex<Watermark>>,
+    stop: Stop,
+) {
     let mut keys = KeyLanes::new(group.concurrency);
     // Enough to find events of other keys behind those of a slow one.
     let look_ahead = if group.concurrency == 1 { 1 } else { group.concurrency * 8 };

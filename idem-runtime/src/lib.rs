@@ -22,6 +22,8 @@ mod pipeline;
 mod registry;
 mod run;
 mod stop;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use config::{Config, ConfigError, ConfigErrors};
 pub use error::{Class, Classified, ClassifyExt, Failure, HandlerError, HandlerResult};

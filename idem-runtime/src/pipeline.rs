@@ -68,11 +68,18 @@ pub(crate) async fn settle(group: &GroupContext, record: &Record, stop: &Stop) -
             (_, Match::Unparsable(error)) => (None, undecodable(error)),
         };
         let handler = handler.map_or("", |handler| handler.spec.name);
-        let step = step::after(&outcome, origin.attempt, group.tiers(handler), group.config.unmatched == Unmatched::DeadLetter);
+        let step = step::after(
+            &outcome,
+            origin.attempt,
+            group.tiers(handler),
+            group.config.unmatched == Unmatched::DeadLetter,
+        );
         let moved = match &step {
             Step::Advance => Ok(()),
             Step::WaitInPlace => Err(()),
-            Step::Retry { .. } | Step::DeadLetter { .. } => move_on(group, record, &origin, handler, &outcome, &step).await,
+            Step::Retry { .. } | Step::DeadLetter { .. } => {
+                move_on(group, record, &origin, handler, &outcome, &step).await
+            }
             Step::StopRun => {
                 group.fail(RunError::TransactionEnded { handler: handler.to_owned() });
                 return Settled::Abandoned;
@@ -181,7 +188,10 @@ async fn transaction(
         Ok(false) => return (Outcome::TransactionEnded, Connection::Unknown),
         Err(error) if sql_error::is_aborted_transaction(&error) => {
             let connection = rolled_back(tx).await;
-            return (transient("the handler went on after a database error that aborted the transaction", false), connection);
+            return (
+                transient("the handler went on after a database error that aborted the transaction", false),
+                connection,
+            );
         }
         Err(error) => return (infrastructure(error), Connection::Unknown),
     }

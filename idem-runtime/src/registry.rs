@@ -7,7 +7,8 @@ use crate::handler::{Handler, Registration, States};
 /// Every handler that the program links, in the order of their names. The inventory's own order is
 /// the linker's.
 pub(crate) fn handlers() -> Vec<Handler> {
-    let mut handlers: Vec<Handler> = inventory::iter::<Registration>.into_iter().map(|registered| (registered.build)()).collect();
+    let mut handlers: Vec<Handler> =
+        inventory::iter::<Registration>.into_iter().map(|registered| (registered.build)()).collect();
     handlers.sort_by_key(|handler| (handler.spec.name, handler.spec.file, handler.spec.line));
     handlers
 }
@@ -36,7 +37,10 @@ pub(crate) fn problems(handlers: &[Handler], states: &States) -> Vec<String> {
             if other.spec.concurrency != members[0].spec.concurrency {
                 problems.push(format!(
                     "handlers of group `{group}` disagree in `concurrency`: {} says {}, {} says {}",
-                    place(members[0]), members[0].spec.concurrency, place(other), other.spec.concurrency
+                    place(members[0]),
+                    members[0].spec.concurrency,
+                    place(other),
+                    other.spec.concurrency
                 ));
             }
         }
@@ -55,7 +59,8 @@ pub(crate) fn problems(handlers: &[Handler], states: &States) -> Vec<String> {
         for need in handler.needs.iter().filter(|need| !states.contains(need.id)) {
             problems.push(format!(
                 "{} needs a State<{}>, and none was given: add `.state(..)` to the builder",
-                place(handler), need.type_name
+                place(handler),
+                need.type_name
             ));
         }
     }
@@ -78,7 +83,8 @@ fn shared_topic(topic: &str, group: &str, sharing: &[&Handler]) -> Vec<String> {
                 let what = handler.spec.event_type.map(|of| format!(" for event_type `{of}`")).unwrap_or_default();
                 problems.push(format!(
                     "topic `{topic}` in group `{group}` has two handlers{what}: {} and {}",
-                    place(handler), place(other)
+                    place(handler),
+                    place(other)
                 ));
             }
         }
@@ -99,11 +105,23 @@ mod tests {
     use crate::event::DecodeError;
     use crate::handler::{HandlerSpec, StateNeed};
 
-    fn handler(name: &'static str, topic: &'static str, group: &'static str, event_type: Option<&'static str>) -> Handler {
+    fn handler(
+        name: &'static str,
+        topic: &'static str,
+        group: &'static str,
+        event_type: Option<&'static str>,
+    ) -> Handler {
         Handler {
             spec: HandlerSpec {
-                name, topic, group, event_type,
-                file: "src/main.rs", line: 7, retry: None, timeout: Duration::from_secs(20), concurrency: 1,
+                name,
+                topic,
+                group,
+                event_type,
+                file: "src/main.rs",
+                line: 7,
+                retry: None,
+                timeout: Duration::from_secs(20),
+                concurrency: 1,
             },
             decode: |_| Err(DecodeError::Unparsable { class: "test", line: 0, column: 0 }),
             call: std::sync::Arc::new(|_, _, _| Box::pin(async { Ok(()) })),

@@ -104,7 +104,13 @@ impl Builder {
         let (config, handlers) = self.checked()?;
         for handler in &handlers {
             let spec = &handler.spec;
-            tracing::info!(handler = spec.name, topic = spec.topic, group = spec.group, event_type = spec.event_type, "found");
+            tracing::info!(
+                handler = spec.name,
+                topic = spec.topic,
+                group = spec.group,
+                event_type = spec.event_type,
+                "found"
+            );
         }
         let (stopper, stop) = stop::channel();
         let signals = tokio::spawn(async move {
@@ -124,8 +130,10 @@ impl Builder {
         let mut handlers = registry::handlers();
         let mut problems = Vec::new();
         if let Some(groups) = &self.groups {
-            let unknown = groups.iter().filter(|group| handlers.iter().all(|handler| handler.spec.group != group.as_str()));
-            problems.extend(unknown.map(|group| format!("no handler has the group `{group}` that the builder was given")));
+            let unknown =
+                groups.iter().filter(|group| handlers.iter().all(|handler| handler.spec.group != group.as_str()));
+            problems
+                .extend(unknown.map(|group| format!("no handler has the group `{group}` that the builder was given")));
             handlers.retain(|handler| groups.iter().any(|group| group == handler.spec.group));
         }
         problems.extend(registry::problems(&handlers, &self.states));
@@ -262,7 +270,10 @@ impl Running {
     }
 
     /// Waits for the broker, and makes or names missing topics. `None`: asked to stop.
-    async fn topics(&self, groups: &[Arc<GroupContext>]) -> Result<Option<std::collections::HashSet<String>>, RunError> {
+    async fn topics(
+        &self,
+        groups: &[Arc<GroupContext>],
+    ) -> Result<Option<std::collections::HashSet<String>>, RunError> {
         let needs: Vec<Need> = groups
             .iter()
             .map(|group| Need {
@@ -279,7 +290,9 @@ impl Running {
             match ready {
                 Ok(existing) => return Ok(Some(existing)),
                 Err(TopicError::Missing(problems)) => return Err(RunError::Setup(Problems(problems))),
-                Err(TopicError::Unreachable(error)) => tracing::warn!(%error, "the broker is not reachable; waiting for it"),
+                Err(TopicError::Unreachable(error)) => {
+                    tracing::warn!(%error, "the broker is not reachable; waiting for it")
+                }
             }
             if !self.stop.sleep(START_PAUSE).await {
                 return Ok(None);

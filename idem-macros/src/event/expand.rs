@@ -25,10 +25,12 @@ pub fn implementation(event: &Event) -> TokenStream {
         let start = if clause.is_some() { quote!() } else { quote!(where) };
         quote!(#start Self: __idem::Generic)
     });
-    let clause = clause.map(|clause| if clause.predicates.trailing_punct() || clause.predicates.is_empty() {
-        quote!(#clause)
-    } else {
-        quote!(#clause,)
+    let clause = clause.map(|clause| {
+        if clause.predicates.trailing_punct() || clause.predicates.is_empty() {
+            quote!(#clause)
+        } else {
+            quote!(#clause,)
+        }
     });
     quote! {
         const _: () = {

@@ -119,8 +119,7 @@ fn entry<'t>(raw: &mut RawArgs, ident: &Ident, rest: &'t [TokenTree], diag: &mut
     let end = next_key.map_or(comma, |at| at.min(comma));
     if end == 0 {
         raw.presumed.push(key.name);
-        diag.error(ident.span(), format!("`{word}` has no value"))
-            .help(format!("`{word} = {}`", key.example));
+        diag.error(ident.span(), format!("`{word}` has no value")).help(format!("`{word} = {}`", key.example));
         return after(rest, comma);
     }
     given(raw, key, ident, &rest[..end], diag);

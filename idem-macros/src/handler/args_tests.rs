@@ -195,7 +195,9 @@ fn token_tree() -> impl Strategy<Value = TokenTree> {
         any::<u8>().prop_map(|number| Literal::u8_suffixed(number).into()),
         any::<Vec<u8>>().prop_map(|bytes| Literal::byte_string(&bytes).into()),
         any::<char>().prop_map(|c| Literal::character(c).into()),
-        any::<f32>().prop_filter("a literal", |f| f.is_finite() && f.is_sign_positive()).prop_map(|f| Literal::f32_unsuffixed(f).into()),
+        any::<f32>()
+            .prop_filter("a literal", |f| f.is_finite() && f.is_sign_positive())
+            .prop_map(|f| Literal::f32_unsuffixed(f).into()),
     ];
     leaf.prop_recursive(3, 24, 6, |inner| {
         let delimiters = vec![Delimiter::None, Delimiter::Bracket, Delimiter::Parenthesis, Delimiter::Brace];

@@ -95,8 +95,7 @@ fn build(handler: &Handler, spec: &TokenStream) -> TokenStream {
     let event = paths::call("event", handler.event, &TokenStream::new());
     let tx = paths::call("tx", handler.tx, &quote!(__tx));
     let params: Vec<Ident> = (0..handler.params.len()).map(|at| format_ident!("__param_{at}")).collect();
-    let param_slots =
-        handler.params.iter().map(|site| paths::call("param", *site, &TokenStream::new()));
+    let param_slots = handler.params.iter().map(|site| paths::call("param", *site, &TokenStream::new()));
     let future = Ident::new("__future", handler.output.call_site().0);
     let returns = paths::call("returns", handler.output, &quote!(#future));
     let answer = Ident::new("__answer", Span::call_site().located_at(function.span()));

@@ -108,9 +108,7 @@ fn qualifiers(sig: &Signature, error: &mut Error) {
 
 /// Two registrations of one function would be two handlers of the same name.
 fn repeated_attribute(attrs: &[Attribute], sig: &Signature, error: &mut Error) {
-    let ours = |attr: &&Attribute| {
-        attr.path().segments.last().is_some_and(|last| last.ident == "idempotent_handler")
-    };
+    let ours = |attr: &&Attribute| attr.path().segments.last().is_some_and(|last| last.ident == "idempotent_handler");
     if let Some(second) = attrs.iter().find(ours) {
         error(
             site(second),

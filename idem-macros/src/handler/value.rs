@@ -33,9 +33,7 @@ pub fn read(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Value> {
         (Form::Kafka, Some(Lit::Str(text))) => kafka(key, site, text.value(), diag),
         (Form::Text, Some(Lit::Str(text))) => text_of(key, site, text.value(), diag),
         (Form::OneOf(words), Some(Lit::Str(text))) => one_of(key, words, site, text.value(), diag),
-        (Form::Duration, Some(Lit::Str(text))) => {
-            duration(key, site, &text.value(), diag).map(Kind::Duration)
-        }
+        (Form::Duration, Some(Lit::Str(text))) => duration(key, site, &text.value(), diag).map(Kind::Duration),
         (Form::Bool, Some(Lit::Bool(value))) => Some(Kind::Bool(value.value)),
         (Form::Integer { min, max }, Some(Lit::Int(number))) if number.suffix().is_empty() => {
             // A literal that is too large for u64 is out of range as well.
@@ -46,8 +44,7 @@ pub fn read(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Value> {
         _ => {
             let pair = corrected(key, tokens).unwrap_or_else(|| key.example.to_owned());
             let Key { word, form, .. } = key;
-            diag.error(site, format!("`{word}` takes {}", form.describe()))
-                .help(format!("`{word} = {pair}`"));
+            diag.error(site, format!("`{word}` takes {}", form.describe())).help(format!("`{word} = {pair}`"));
             None
         }
     };
@@ -79,9 +76,7 @@ fn kafka(key: &Key, site: Site, name: String, diag: &mut Diag) -> Option<Kind> {
         names::NameError::Character { .. } => {
             let allowed = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
             let name = name.replace(|c| !allowed(c), "-");
-            report.help(format!(
-                "Kafka allows ASCII letters, digits, `.`, `_` and `-`: `{word} = \"{name}\"`"
-            ));
+            report.help(format!("Kafka allows ASCII letters, digits, `.`, `_` and `-`: `{word} = \"{name}\"`"));
         }
         _ => {
             report.help(format!("`{word} = {example}`"));
@@ -93,8 +88,7 @@ fn kafka(key: &Key, site: Site, name: String, diag: &mut Diag) -> Option<Kind> {
 fn text_of(key: &Key, site: Site, text: String, diag: &mut Diag) -> Option<Kind> {
     if text.is_empty() {
         let Key { word, example, .. } = key;
-        diag.error(site, format!("`{word}` is empty"))
-            .help(format!("`{word} = {example}`, or leave it out"));
+        diag.error(site, format!("`{word}` is empty")).help(format!("`{word} = {example}`, or leave it out"));
         return None;
     }
     Some(Kind::Text(text))
@@ -145,8 +139,7 @@ fn tiers(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Vec<Duratio
         let site = site(&element.iter().cloned().collect::<TokenStream>());
         let Some(Lit::Str(text)) = literal(element) else {
             let pair = corrected(key, tokens).unwrap_or_else(|| key.example.to_owned());
-            diag.error(site, "a delay is a string literal")
-                .help(format!("`{} = {pair}`", key.word));
+            diag.error(site, "a delay is a string literal").help(format!("`{} = {pair}`", key.word));
             return None;
         };
         let tier = duration(key, site, &text.value(), diag)?;
@@ -190,11 +183,8 @@ fn corrected(key: &Key, tokens: &[TokenTree]) -> Option<String> {
                 [TokenTree::Group(group)] => group.stream().into_iter().collect(),
                 _ => tokens.to_vec(),
             };
-            let elements: Option<Vec<String>> = elements
-                .split(is_comma)
-                .filter(|element| !element.is_empty())
-                .map(quoted_duration)
-                .collect();
+            let elements: Option<Vec<String>> =
+                elements.split(is_comma).filter(|element| !element.is_empty()).map(quoted_duration).collect();
             elements.map(|elements| format!("[{}]", elements.join(", ")))
         }
         (Form::Kafka, _) => quoted(tokens).filter(|text| names::check(text.trim_matches('"')).is_ok()),

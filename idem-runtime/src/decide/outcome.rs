@@ -51,8 +51,9 @@ impl Outcome {
 impl From<HandlerError> for Outcome {
     fn from(error: HandlerError) -> Self {
         let class = error.class();
-        let (HandlerError::Infrastructure(failure) | HandlerError::Transient(failure) | HandlerError::Permanent(failure)) =
-            error;
+        let (HandlerError::Infrastructure(failure)
+        | HandlerError::Transient(failure)
+        | HandlerError::Permanent(failure)) = error;
         match class {
             Class::Infrastructure => Self::Infrastructure(failure),
             Class::Transient => Self::Transient { failure, panicked: false },

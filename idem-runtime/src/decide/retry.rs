@@ -49,8 +49,15 @@ mod tests {
 
     #[test]
     fn delays_are_named_by_their_largest_unit() {
-        let cases =
-            [(250, "250ms"), (1_000, "1s"), (1_500, "1500ms"), (90_000, "90s"), (60_000, "1m"), (7_200_000, "2h"), (86_400_000, "1d")];
+        let cases = [
+            (250, "250ms"),
+            (1_000, "1s"),
+            (1_500, "1500ms"),
+            (90_000, "90s"),
+            (60_000, "1m"),
+            (7_200_000, "2h"),
+            (86_400_000, "1d"),
+        ];
         for (millis, name) in cases {
             assert_eq!(delay_name(Duration::from_millis(millis)), name);
         }

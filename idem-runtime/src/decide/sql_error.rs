@@ -72,7 +72,8 @@ mod tests {
 
     #[test]
     fn mistakes_of_the_event_or_the_code_are_not() {
-        for code in ["23505", "23503", "23514", "22P02", "22003", "42P01", "42703", "42501", "25P02", "40002", "P0001"] {
+        for code in ["23505", "23503", "23514", "22P02", "22003", "42P01", "42703", "42501", "25P02", "40002", "P0001"]
+        {
             assert!(!is_infrastructure(code), "{code}");
         }
     }

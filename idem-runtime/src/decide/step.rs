@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::retry;
 use super::outcome::{Outcome, Reason};
+use super::retry;
 
 /// What happens to the event next.
 #[derive(Debug, PartialEq, Eq)]
@@ -76,7 +76,11 @@ mod tests {
             (Outcome::TransactionEnded, 0, false, Step::StopRun),
         ];
         for (outcome, attempt, unmatched_is_dead, expected) in cases {
-            assert_eq!(after(&outcome, attempt, &TIERS, unmatched_is_dead), expected, "{outcome:?} at attempt {attempt}");
+            assert_eq!(
+                after(&outcome, attempt, &TIERS, unmatched_is_dead),
+                expected,
+                "{outcome:?} at attempt {attempt}"
+            );
         }
         assert_eq!(after(&transient(false), 0, &[], false), dead(Reason::Exhausted), "retry = []");
     }

@@ -44,21 +44,33 @@ pub(crate) async fn ensure(config: &Config, needs: &[Need]) -> Result<HashSet<St
             tracing::warn!(group = need.group, topic, "the topic does not exist yet; it is read once it does");
         }
     }
-    let missing: Vec<Wanted> =
-        needs.iter().flat_map(|need| wanted(config, need, &partitions)).filter(|topic| !partitions.contains_key(&topic.name)).collect();
+    let missing: Vec<Wanted> = needs
+        .iter()
+        .flat_map(|need| wanted(config, need, &partitions))
+        .filter(|topic| !partitions.contains_key(&topic.name))
+        .collect();
     let existing = || partitions.keys().cloned().chain(missing.iter().map(|topic| topic.name.clone())).collect();
     if missing.is_empty() {
         return Ok(existing());
     }
     if !config.create_topics {
         return Err(TopicError::Missing(
-            missing.iter().map(|topic| format!("topic `{}` is missing: create it ({topic}), or set IDEM_CREATE_TOPICS=true", topic.name)).collect(),
+            missing
+                .iter()
+                .map(|topic| {
+                    format!("topic `{}` is missing: create it ({topic}), or set IDEM_CREATE_TOPICS=true", topic.name)
+                })
+                .collect(),
         ));
     }
     match create(&client, needs, missing.clone()).await {
         Ok(()) => Ok(existing()),
-        Err(TopicError::Unreachable(error)) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnsupportedFeature) => {
-            tracing::warn!("the broker can't create topics or describe them: they are not checked, and made by whoever runs it");
+        Err(TopicError::Unreachable(error))
+            if error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnsupportedFeature) =>
+        {
+            tracing::warn!(
+                "the broker can't create topics or describe them: they are not checked, and made by whoever runs it"
+            );
             Ok(existing())
         }
         Err(error) => Err(error),
@@ -119,12 +131,19 @@ async fn create(client: &AdminClient<LogContext>, needs: &[Need], missing: Vec<W
             Ok(name) => tracing::info!(topic = name, "created"),
             // Another process of the group was faster.
             Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
-            Err((_, code @ (RDKafkaErrorCode::RequestTimedOut | RDKafkaErrorCode::NotController | RDKafkaErrorCode::OperationTimedOut))) => {
+            Err((
+                _,
+                code @ (RDKafkaErrorCode::RequestTimedOut
+                | RDKafkaErrorCode::NotController
+                | RDKafkaErrorCode::OperationTimedOut),
+            )) => {
                 return Err(TopicError::Unreachable(KafkaError::AdminOp(code)));
             }
             Err((name, code)) => {
                 let how = missing.iter().find(|topic| topic.name == name).map(ToString::to_string).unwrap_or_default();
-                refused.push(format!("topic `{name}` can't be created ({code}): create it ({how}), or grant this client the right to"));
+                refused.push(format!(
+                    "topic `{name}` can't be created ({code}): create it ({how}), or grant this client the right to"
+                ));
             }
         }
     }

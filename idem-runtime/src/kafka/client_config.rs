@@ -36,7 +36,8 @@ pub(crate) fn consumer(config: &Config, group: &str) -> ClientConfig {
     client.set("enable.auto.offset.store", "false");
     // The library decides the position; an offset out of range is an error that it sees.
     client.set("auto.offset.reset", "error");
-    let by_broker = config.kafka.get("group.protocol").is_some_and(|protocol| protocol.eq_ignore_ascii_case("consumer"));
+    let by_broker =
+        config.kafka.get("group.protocol").is_some_and(|protocol| protocol.eq_ignore_ascii_case("consumer"));
     if !by_broker {
         client.set("partition.assignment.strategy", "cooperative-sticky");
     }
@@ -46,7 +47,9 @@ pub(crate) fn consumer(config: &Config, group: &str) -> ClientConfig {
 /// The producer of retries and dead letters.
 pub(crate) fn producer(config: &Config) -> ClientConfig {
     let mut client = with_users(base(config), config);
-    for consumers_only in ["group.instance.id", "group.protocol", "session.timeout.ms", "max.poll.interval.ms", "heartbeat.interval.ms"] {
+    for consumers_only in
+        ["group.instance.id", "group.protocol", "session.timeout.ms", "max.poll.interval.ms", "heartbeat.interval.ms"]
+    {
         client.remove(consumers_only);
     }
     client.set("enable.idempotence", "true");
@@ -62,7 +65,9 @@ pub(crate) fn producer(config: &Config) -> ClientConfig {
 /// A client for topics and metadata.
 pub(crate) fn admin(config: &Config) -> ClientConfig {
     let mut client = with_users(base(config), config);
-    for consumers_only in ["group.instance.id", "group.protocol", "session.timeout.ms", "max.poll.interval.ms", "heartbeat.interval.ms"] {
+    for consumers_only in
+        ["group.instance.id", "group.protocol", "session.timeout.ms", "max.poll.interval.ms", "heartbeat.interval.ms"]
+    {
         client.remove(consumers_only);
     }
     client

@@ -74,7 +74,11 @@ pub(crate) struct Consumer {
 
 impl Consumer {
     /// Joins the group.
-    pub(crate) fn join(config: &Config, group: &str, topics: &[String]) -> KafkaResult<(Self, mpsc::UnboundedReceiver<Event>)> {
+    pub(crate) fn join(
+        config: &Config,
+        group: &str,
+        topics: &[String],
+    ) -> KafkaResult<(Self, mpsc::UnboundedReceiver<Event>)> {
         let (events, received) = mpsc::unbounded_channel();
         let context = Context { events: events.clone(), closing: AtomicBool::new(false) };
         let client: Arc<BaseConsumer<Context>> =
@@ -82,7 +86,14 @@ impl Consumer {
         client.subscribe(&topics.iter().map(String::as_str).collect::<Vec<_>>())?;
         let (commands, receiver) = std::sync::mpsc::channel();
         let (closed_sender, closed) = tokio::sync::oneshot::channel();
-        let thread = PollThread { client: Arc::clone(&client), events, commands: receiver, slots: HashMap::new(), full: 0, rewinds: Vec::new() };
+        let thread = PollThread {
+            client: Arc::clone(&client),
+            events,
+            commands: receiver,
+            slots: HashMap::new(),
+            full: 0,
+            rewinds: Vec::new(),
+        };
         std::thread::Builder::new()
             .name(format!("idem-poll-{group}"))
             .spawn(move || {

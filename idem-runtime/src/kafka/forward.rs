@@ -45,7 +45,12 @@ impl Report<'_> {
 /// library's own headers.
 ///
 /// Its partition is the key's, never the origin's number: the topics may differ in partitions.
-pub(crate) async fn publish(producer: &Producer, topic: &str, record: &Record, report: &Report<'_>) -> Result<(), PublishError> {
+pub(crate) async fn publish(
+    producer: &Producer,
+    topic: &str,
+    record: &Record,
+    report: &Report<'_>,
+) -> Result<(), PublishError> {
     let headers = report.headers();
     let headers: Vec<(&str, &[u8])> = headers.iter().map(|(name, value)| (*name, value.as_bytes())).collect();
     producer.publish(topic, record.key.as_deref(), record.payload.as_deref(), record.headers_with(&headers)).await

@@ -72,7 +72,13 @@ pub(crate) fn from_raw(raw: &[RawHeader]) -> OwnedHeaders {
         };
         // SAFETY: `headers` is ours alone; librdkafka copies name and value with the given sizes.
         let status = unsafe {
-            ffi::rd_kafka_header_add(native(headers.as_borrowed()), name.as_ptr().cast(), name.len() as isize, value, size)
+            ffi::rd_kafka_header_add(
+                native(headers.as_borrowed()),
+                name.as_ptr().cast(),
+                name.len() as isize,
+                value,
+                size,
+            )
         };
         assert_eq!(status, ffi::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR);
     }

@@ -69,7 +69,14 @@ impl Producer {
         payload: Option<&[u8]>,
         headers: OwnedHeaders,
     ) -> Result<(), PublishError> {
-        let record = FutureRecord::<[u8], [u8]> { topic, partition: None, payload, key, timestamp: None, headers: Some(headers) };
+        let record = FutureRecord::<[u8], [u8]> {
+            topic,
+            partition: None,
+            payload,
+            key,
+            timestamp: None,
+            headers: Some(headers),
+        };
         match self.inner.send(record, Duration::from_secs(10)).await {
             Ok(_) => Ok(()),
             Err((error, _)) => Err(match error.rdkafka_error_code() {

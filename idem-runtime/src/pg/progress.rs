@@ -27,7 +27,11 @@ pub(crate) struct Write<'a> {
 
 /// Writes positions, each only where the row holds this member's epoch and what it last wrote, on
 /// the server run that confirmed the events. Returns the partitions that were written.
-pub(crate) async fn compare_and_set(pool: &PgPool, group: &str, writes: &[Write<'_>]) -> Result<HashSet<Partition>, sqlx::Error> {
+pub(crate) async fn compare_and_set(
+    pool: &PgPool,
+    group: &str,
+    writes: &[Write<'_>],
+) -> Result<HashSet<Partition>, sqlx::Error> {
     let column = |of: fn(&Write<'_>) -> i64| writes.iter().map(of).collect::<Vec<i64>>();
     let rows: Vec<(String, i32)> = sqlx::query_as(
         "UPDATE consumer_progress AS row \
@@ -67,7 +71,10 @@ pub(crate) async fn read(pool: &PgPool, group: &str) -> Result<(Server, HashMap<
     let rows = rows
         .into_iter()
         .filter_map(|(_, topic, number, epoch, next_offset)| {
-            Some((Partition { topic: topic?.into(), number: number? }, Row { epoch: epoch?, next_offset: next_offset? }))
+            Some((
+                Partition { topic: topic?.into(), number: number? },
+                Row { epoch: epoch?, next_offset: next_offset? },
+            ))
         })
         .collect();
     Ok((server, rows))
@@ -92,16 +99,18 @@ impl Takeover {
 
     /// The server run of this transaction.
     pub(crate) async fn server(&mut self) -> Result<Server, sqlx::Error> {
-        let server: String = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("SELECT {SERVER}"))).fetch_one(&mut *self.tx).await?;
+        let server: String =
+            sqlx::query_scalar(sqlx::AssertSqlSafe(format!("SELECT {SERVER}"))).fetch_one(&mut *self.tx).await?;
         Ok(server.into())
     }
 
     /// The topics that the group has positions of.
     pub(crate) async fn known_topics(&mut self) -> Result<HashSet<String>, sqlx::Error> {
-        let topics: Vec<String> = sqlx::query_scalar("SELECT DISTINCT topic FROM consumer_progress WHERE consumer_group = $1")
-            .bind(&self.group)
-            .fetch_all(&mut *self.tx)
-            .await?;
+        let topics: Vec<String> =
+            sqlx::query_scalar("SELECT DISTINCT topic FROM consumer_progress WHERE consumer_group = $1")
+                .bind(&self.group)
+                .fetch_all(&mut *self.tx)
+                .await?;
         Ok(topics.into_iter().collect())
     }
 
@@ -120,7 +129,12 @@ impl Takeover {
     }
 
     /// Records a position that was decided.
-    pub(crate) async fn record(&mut self, partition: &Partition, epoch: i64, next_offset: i64) -> Result<(), sqlx::Error> {
+    pub(crate) async fn record(
+        &mut self,
+        partition: &Partition,
+        epoch: i64,
+        next_offset: i64,
+    ) -> Result<(), sqlx::Error> {
         sqlx::query(
             "INSERT INTO consumer_progress (consumer_group, topic, partition, epoch, next_offset) VALUES ($1, $2, $3, $4, $5) \
              ON CONFLICT (consumer_group, topic, partition) DO UPDATE SET next_offset = excluded.next_offset, updated_at = now()",
