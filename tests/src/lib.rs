@@ -24,6 +24,6 @@ pub use env::TestEnv;
 pub use idem_runtime::testing::{MockBroker, Postgres};
 pub use kafka::Kafka;
 pub use proxy::{Fault, Proxy};
-pub use run::Run;
 pub use records::{ReadRecord, Record};
+pub use run::Run;
 pub use wait::{eventually, eventually_some};

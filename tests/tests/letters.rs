@@ -56,7 +56,11 @@ async fn bad_records_are_dead_lettered_with_a_reason_and_the_partition_moves() {
         assert_eq!(letter.header("idem-handler").as_deref(), Some("letters::bad"));
         for (name, text) in &letter.headers {
             let text = text.as_deref().unwrap_or_default();
-            assert!(!text.windows(4).any(|window| window == b"4111"), "{} quotes the payload", String::from_utf8_lossy(name));
+            assert!(
+                !text.windows(4).any(|window| window == b"4111"),
+                "{} quotes the payload",
+                String::from_utf8_lossy(name)
+            );
         }
     }
 }
@@ -200,7 +204,8 @@ async fn no_offset_is_committed_before_the_dead_letter_is_acknowledged() {
     env.kafka.create_topic("refused.orders", 1).await;
     let first = orders::publish(&env.kafka, "refused.orders", &[Plan::Succeed]).await;
     let run = Run::start(&env, &["refused"]);
-    let committed = async || env.kafka.committed("refused", "refused.orders").await.get(&0).map(|committed| committed.offset);
+    let committed =
+        async || env.kafka.committed("refused", "refused.orders").await.get(&0).map(|committed| committed.offset);
     eventually(LIMIT, "the first order", async || committed().await == Some(1)).await;
     env.kafka.delete_topic("refused.dlq").await;
     let rest = orders::publish(&env.kafka, "refused.orders", &[Plan::Refuse, Plan::Succeed]).await;

@@ -49,13 +49,15 @@ async fn a_kill_redelivers_the_slow_event_and_only_the_finished_prefix_is_commit
     let program = workspace_program("tests", "consumer");
     let mut first = Program::start(&program, &["killed"], &env.variables());
     eventually(LIMIT, "the fast orders", async || orders::effect_count(&env.pool, "killed").await == 4).await;
-    eventually(LIMIT, "the finished prefix", async || committed(&env, "killed", "killed.orders").await == Some(2)).await;
+    eventually(LIMIT, "the finished prefix", async || committed(&env, "killed", "killed.orders").await == Some(2))
+        .await;
     first.kill().await;
     assert_eq!(committed(&env, "killed", "killed.orders").await, Some(2));
 
     let mut second = Program::start(&program, &["killed"], &env.variables());
     eventually(LIMIT, "the slow order", async || orders::effect_count(&env.pool, "killed").await == 5).await;
-    eventually(LIMIT, "the offset to pass all", async || committed(&env, "killed", "killed.orders").await == Some(5)).await;
+    eventually(LIMIT, "the offset to pass all", async || committed(&env, "killed", "killed.orders").await == Some(5))
+        .await;
     second.terminate();
     assert!(second.wait(LIMIT).await.success());
     orders::assert_each_once(&env.pool, "killed", &ids).await;

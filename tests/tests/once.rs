@@ -108,7 +108,11 @@ async fn a_commit_whose_reply_was_lost_is_recognised() {
     eventually(LIMIT, "all orders", async || orders::effect_count(&env.pool, "lost-reply").await == ids.len()).await;
     eventually(LIMIT, "two lost replies", async || proxy.count(Fault::LoseReply) == 2).await;
     eventually(LIMIT, "the offset", async || {
-        env.kafka.committed("lost-reply", "lost-reply.orders").await.get(&0).is_some_and(|committed| committed.offset == 4)
+        env.kafka
+            .committed("lost-reply", "lost-reply.orders")
+            .await
+            .get(&0)
+            .is_some_and(|committed| committed.offset == 4)
     })
     .await;
     run.stop().await.unwrap();
@@ -129,7 +133,8 @@ async fn an_uncommitted_row_of_another_session_is_waited_for() {
     env.kafka.create_topic("held.orders", 1).await;
     let run = Run::start(&env, &["held"]);
     let warm = orders::publish(&env.kafka, "held.orders", &[Plan::Succeed]).await;
-    eventually(LIMIT, "the tables and a first order", async || orders::effect_count(&env.pool, "held").await == 1).await;
+    eventually(LIMIT, "the tables and a first order", async || orders::effect_count(&env.pool, "held").await == 1)
+        .await;
 
     for commits in [true, false] {
         let (id, value) = orders::order(1, &Plan::Succeed);
@@ -151,10 +156,17 @@ async fn an_uncommitted_row_of_another_session_is_waited_for() {
         })
         .await;
         assert!(!orders::effects(&env.pool, "held").await.contains_key(&id));
-        if commits { other.commit().await.unwrap() } else { other.rollback().await.unwrap() }
+        if commits {
+            other.commit().await.unwrap()
+        } else {
+            other.rollback().await.unwrap()
+        }
         let (after, value) = orders::order(2, &Plan::Succeed);
         env.kafka.produce(Record::to("held.orders").value(&value)).await;
-        eventually(LIMIT, "the order behind it", async || orders::effects(&env.pool, "held").await.contains_key(&after)).await;
+        eventually(LIMIT, "the order behind it", async || {
+            orders::effects(&env.pool, "held").await.contains_key(&after)
+        })
+        .await;
         let ran = orders::effects(&env.pool, "held").await.contains_key(&id);
         assert_eq!(ran, !commits, "skipped if the other commits, run if it rolls back");
     }
@@ -268,7 +280,8 @@ async fn an_identifier_has_one_canonical_form_or_a_named_rejection() {
         env.kafka.produce(Record::to("identifiers.orders").value(&value)).await;
     }
     let run = Run::start(&env, &["identifiers"]);
-    eventually(LIMIT, "all dead letters", async || env.kafka.read_all("identifiers.dlq").await.len() == rejected.len()).await;
+    eventually(LIMIT, "all dead letters", async || env.kafka.read_all("identifiers.dlq").await.len() == rejected.len())
+        .await;
     run.stop().await.unwrap();
     orders::assert_each_once(&env.pool, "identifiers", &[id]).await;
     let mut reasons: Vec<(i64, String)> = env
@@ -276,7 +289,9 @@ async fn an_identifier_has_one_canonical_form_or_a_named_rejection() {
         .read_all("identifiers.dlq")
         .await
         .iter()
-        .map(|letter| (letter.header("idem-origin-offset").unwrap().parse().unwrap(), letter.header("idem-reason").unwrap()))
+        .map(|letter| {
+            (letter.header("idem-origin-offset").unwrap().parse().unwrap(), letter.header("idem-reason").unwrap())
+        })
         .collect();
     reasons.sort_unstable();
     let wanted: Vec<(i64, String)> = (2..).zip(rejected.iter().map(|(_, reason)| (*reason).to_owned())).collect();
@@ -324,7 +339,10 @@ async fn a_handler_past_its_timeout_fails_and_its_connection_is_not_reused() {
     env.kafka.create_topic("slow.orders", 1).await;
     let ids = orders::publish(&env.kafka, "slow.orders", &[Plan::Sleep(0), Plan::Succeed]).await;
     let run = Run::start(&env, &["slow"]);
-    eventually(Duration::from_secs(20), "the order behind it", async || orders::effect_count(&env.pool, "slow").await == 1).await;
+    eventually(Duration::from_secs(20), "the order behind it", async || {
+        orders::effect_count(&env.pool, "slow").await == 1
+    })
+    .await;
     run.stop().await.unwrap();
     orders::assert_each_once(&env.pool, "slow", &ids[1..]).await;
     let letter = env.kafka.read_all("slow.dlq").await.remove(0);

@@ -43,7 +43,8 @@ async fn a_member_that_joins_while_a_slow_handler_runs_disturbs_nothing() {
     })
     .await;
     let second = Run::start(&env, &["joined"]);
-    eventually(LIMIT, "the offsets to pass all", async || sum_committed(&env, "joined", "joined.orders").await == 6).await;
+    eventually(LIMIT, "the offsets to pass all", async || sum_committed(&env, "joined", "joined.orders").await == 6)
+        .await;
     assert!(!first.is_over() && !second.is_over());
     first.stop().await.unwrap();
     second.stop().await.unwrap();
@@ -113,14 +114,14 @@ async fn three_members_settle_when_one_is_killed() {
     orders::create_tables(&env.pool).await;
     env.kafka.create_topic("crowd.orders", 6).await;
     let program = workspace_program("tests", "consumer");
-    let mut members: Vec<Program> =
-        (0..3).map(|_| Program::start(&program, &["crowd"], &env.variables())).collect();
+    let mut members: Vec<Program> = (0..3).map(|_| Program::start(&program, &["crowd"], &env.variables())).collect();
     let mut ids = orders::publish(&env.kafka, "crowd.orders", &vec![Plan::Sleep(50); 100]).await;
     eventually(LIMIT, "half of the orders", async || orders::effect_count(&env.pool, "crowd").await > 50).await;
     members.remove(0).kill().await;
     ids.extend(orders::publish(&env.kafka, "crowd.orders", &vec![Plan::Sleep(20); 100]).await);
     eventually(LIMIT, "all orders", async || orders::effect_count(&env.pool, "crowd").await == 200).await;
-    eventually(LIMIT, "the offsets to pass all", async || sum_committed(&env, "crowd", "crowd.orders").await == 200).await;
+    eventually(LIMIT, "the offsets to pass all", async || sum_committed(&env, "crowd", "crowd.orders").await == 200)
+        .await;
     for member in &mut members {
         member.terminate();
         assert!(member.wait(LIMIT).await.success());
