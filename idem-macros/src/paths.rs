@@ -8,7 +8,9 @@ use crate::diag::Site;
 /// Brings the runtime into the scope of one generated `const`. It is the only absolute path, so a
 /// missing or renamed dependency is one error.
 pub fn import() -> TokenStream {
-    quote!(use ::idem_runtime::__private as __idem;)
+    quote!(
+        use ::idem_runtime::__private as __idem;
+    )
 }
 
 /// A call of one of the runtime's helpers, located so that its errors underline `site`: from the

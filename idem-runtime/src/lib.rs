@@ -1,7 +1,10 @@
 //! Exactly-once effects for Kafka consumers: one attribute on an async fn.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
-#![allow(dead_code, reason = "the pipeline that drives the handlers is not part of this crate yet")]
+#![allow(
+    dead_code,
+    reason = "the pipeline that drives the handlers is not part of this crate yet"
+)]
 
 #[doc(hidden)]
 pub mod __private;
@@ -22,7 +25,7 @@ pub use idem_macros::idempotent_handler;
 /// What a file with handlers needs.
 pub mod prelude {
     pub use crate::{
-        Class, Classified, ClassifyExt, Delivery, Event, EventId, HandlerError, HandlerResult, State, Tx,
-        idempotent_handler,
+        Class, Classified, ClassifyExt, Delivery, Event, EventId, HandlerError, HandlerResult,
+        State, Tx, idempotent_handler,
     };
 }

@@ -6,7 +6,7 @@ use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 
 use super::keys::{self, KEYS, Key, Meant, Name, Runtime};
 use super::value::{self, Kind, Value, is_comma};
-use crate::diag::{Diag, site};
+use crate::diag::Diag;
 
 /// What was written, each value of the right form. The rules between keys are in `check.rs`.
 #[derive(Debug, Default)]
@@ -26,17 +26,26 @@ struct Given {
 
 impl RawArgs {
     pub fn get(&self, name: Name) -> Option<&Value> {
-        self.given.iter().find(|given| given.key.name == name).map(|given| &given.value)
+        self.given
+            .iter()
+            .find(|given| given.key.name == name)
+            .map(|given| &given.value)
     }
 
     /// Where the key stands.
     pub fn span(&self, name: Name) -> Option<Span> {
-        self.given.iter().find(|given| given.key.name == name).map(|given| given.span)
+        self.given
+            .iter()
+            .find(|given| given.key.name == name)
+            .map(|given| given.span)
     }
 
     pub fn text(&self, name: Name) -> Option<&str> {
         match self.get(name) {
-            Some(Value { kind: Kind::Text(text), .. }) => Some(text),
+            Some(Value {
+                kind: Kind::Text(text),
+                ..
+            }) => Some(text),
             _ => None,
         }
     }
@@ -48,14 +57,23 @@ impl RawArgs {
     /// Takes out what the runtime can't do yet, with an error for each.
     pub fn refuse_unavailable(&mut self, diag: &mut Diag) {
         self.given.retain(|given| {
-            let Key { word, about, runtime, .. } = given.key;
+            let Key {
+                word,
+                about,
+                runtime,
+                ..
+            } = given.key;
             let way_out = match runtime {
                 Runtime::Available => return true,
                 Runtime::Only(value) if given.value.kind.is_written(value) => return true,
                 Runtime::Only(value) => format!("leave it out, or write `{word} = {value}`"),
                 Runtime::NotYet => "leave it out".to_owned(),
             };
-            diag.error(given.span, format!("`{word}` is not available yet ({about})")).help(way_out);
+            diag.error(
+                given.span,
+                format!("`{word}` is not available yet ({about})"),
+            )
+            .help(way_out);
             false
         });
     }
@@ -70,7 +88,8 @@ pub fn parse(tokens: TokenStream, diag: &mut Diag) -> RawArgs {
         rest = match token {
             TokenTree::Ident(ident) => entry(&mut raw, ident, &rest[1..], diag),
             _ if is_comma(token) => {
-                diag.error(token.span(), "a comma without a pair before it").help("remove it");
+                diag.error(token.span(), "a comma without a pair before it")
+                    .help("remove it");
                 &rest[1..]
             }
             _ => {
@@ -98,23 +117,35 @@ fn flat(tokens: TokenStream) -> Vec<TokenTree> {
 }
 
 /// Reads one entry, from behind its key; returns what follows it.
-fn entry<'t>(raw: &mut RawArgs, ident: &Ident, rest: &'t [TokenTree], diag: &mut Diag) -> &'t [TokenTree] {
+fn entry<'t>(
+    raw: &mut RawArgs,
+    ident: &Ident,
+    rest: &'t [TokenTree],
+    diag: &mut Diag,
+) -> &'t [TokenTree] {
     let word = ident.to_string();
     let comma = next_comma(rest);
     let Some(key) = keys::find(word.strip_prefix("r#").unwrap_or(&word)) else {
-        raw.presumed.extend(unknown(ident, &word, diag));
+        raw.presumed
+            .extend(unknown(ident, &word, &rest[..comma], diag));
         return after(rest, comma);
     };
     if !is_equals(rest) {
         raw.presumed.push(key.name);
         let at = rest[..comma].first().map_or(ident.span(), TokenTree::span);
-        let what = if comma == 0 { "has no value" } else { "is followed by `=` and its value" };
-        diag.error(at, format!("`{word}` {what}")).help(format!("`{word} = {}`", key.example));
+        let what = if comma == 0 {
+            "has no value"
+        } else {
+            "is followed by `=` and its value"
+        };
+        diag.error(at, format!("`{word}` {what}"))
+            .help(format!("`{word} = {}`", key.example));
         return after(rest, comma);
     }
     let rest = &rest[1..];
     // `topic = "a" group = "b"`: the second key ends the first value.
-    let next_key = (1..rest.len()).find(|&at| matches!(rest[at], TokenTree::Ident(_)) && is_equals(&rest[at + 1..]));
+    let next_key = (1..rest.len())
+        .find(|&at| matches!(rest[at], TokenTree::Ident(_)) && is_equals(&rest[at + 1..]));
     let comma = next_comma(rest);
     let end = next_key.map_or(comma, |at| at.min(comma));
     if end == 0 {
@@ -125,56 +156,72 @@ fn entry<'t>(raw: &mut RawArgs, ident: &Ident, rest: &'t [TokenTree], diag: &mut
     }
     given(raw, key, ident, &rest[..end], diag);
     if end < comma {
-        diag.error(rest[end].span(), format!("a comma is missing before `{}`", rest[end]));
+        diag.error(
+            rest[end].span(),
+            format!("a comma is missing before `{}`", rest[end]),
+        );
         return &rest[end..];
     }
     after(rest, comma)
 }
 
 /// Takes in a pair.
-fn given(raw: &mut RawArgs, key: &'static Key, ident: &Ident, tokens: &[TokenTree], diag: &mut Diag) {
+fn given(
+    raw: &mut RawArgs,
+    key: &'static Key,
+    ident: &Ident,
+    tokens: &[TokenTree],
+    diag: &mut Diag,
+) {
     if let Some(first) = raw.span(key.name) {
         // Stable Rust has no second place in an error of a macro: the line must do.
         let place = match proc_macro::is_available() {
             true => format!(" (first in line {})", first.unwrap().line()),
             false => String::new(),
         };
-        diag.error(ident.span(), format!("`{}` is given twice{place}", key.word)).help("remove one");
+        diag.error(
+            ident.span(),
+            format!("`{}` is given twice{place}", key.word),
+        )
+        .help("remove one");
         return;
     }
     match value::read(key, tokens, diag) {
-        Some(value) => raw.given.push(Given { key, span: ident.span(), value }),
+        Some(value) => raw.given.push(Given {
+            key,
+            span: ident.span(),
+            value,
+        }),
         None => raw.presumed.push(key.name),
     }
 }
 
 /// Reports a word that is no key; returns the key that was meant.
-fn unknown(ident: &Ident, word: &str, diag: &mut Diag) -> Option<Name> {
-    let (key, message, help) = match keys::meant(word) {
-        Meant::Called(ours) => (
-            keys::find(ours),
-            format!("`{word}` is called `{ours}` here"),
-            keys::find(ours).map(|key| format!("`{ours} = {}`", key.example)),
-        ),
-        Meant::Elsewhere(place) => {
-            (None, format!("`{word}` is no key of `idempotent_handler`"), Some(place.to_owned()))
+fn unknown(ident: &Ident, word: &str, rest: &[TokenTree], diag: &mut Diag) -> Option<Name> {
+    let meant = keys::meant(word);
+    let key = match meant {
+        Meant::Called(key) | Meant::Misspelt(key) => keys::find(key),
+        Meant::Elsewhere(_) | Meant::Unknown => None,
+    };
+    let message = match meant {
+        Meant::Called(key) => format!("`{word}` is called `{key}` here"),
+        Meant::Elsewhere(_) => format!("`{word}` is no key of `idempotent_handler`"),
+        Meant::Misspelt(_) | Meant::Unknown => format!("unknown key `{word}`"),
+    };
+    let help = match (meant, key) {
+        (Meant::Elsewhere(place), _) => place.to_owned(),
+        (_, Some(key)) => {
+            let given = rest.get(1..).unwrap_or_default();
+            let value = value::suggested(key, if is_equals(rest) { given } else { &[] });
+            format!("did you mean `{} = {value}`?", key.word)
         }
-        Meant::Misspelt(near) => {
-            (keys::find(near), format!("unknown key `{word}`"), Some(format!("did you mean `{near}`?")))
-        }
-        Meant::Unknown => {
-            let known: Vec<String> = KEYS
-                .iter()
-                .filter(|key| key.runtime == Runtime::Available)
-                .map(|key| format!("`{}`", key.word))
-                .collect();
-            (None, format!("unknown key `{word}`"), Some(format!("the keys are {}", known.join(", "))))
+        (_, None) => {
+            let keys = KEYS.iter().filter(|key| key.runtime == Runtime::Available);
+            let words: Vec<String> = keys.map(|key| format!("`{}`", key.word)).collect();
+            format!("the keys are {}", words.join(", "))
         }
     };
-    let report = diag.error(site(ident), message);
-    if let Some(help) = help {
-        report.help(help);
-    }
+    diag.error(ident.span(), message).help(help);
     key.map(|key| key.name)
 }
 
