@@ -22,24 +22,15 @@ impl Site {
 
 impl From<Span> for Site {
     fn from(span: Span) -> Self {
-        Self {
-            first: span,
-            last: span,
-        }
+        Self { first: span, last: span }
     }
 }
 
 /// All of these tokens. Stable Rust can't join spans, but an error can name both ends.
 pub fn site(tokens: &impl ToTokens) -> Site {
-    let mut spans = tokens
-        .to_token_stream()
-        .into_iter()
-        .map(|token| token.span());
+    let mut spans = tokens.to_token_stream().into_iter().map(|token| token.span());
     let first = spans.next().unwrap_or_else(Span::call_site);
-    Site {
-        first,
-        last: spans.last().unwrap_or(first),
-    }
+    Site { first, last: spans.last().unwrap_or(first) }
 }
 
 /// The collector. It must be read with [`Diag::finish`]: dropping it unread would lose errors.
@@ -56,17 +47,11 @@ pub struct Report {
 
 impl Diag {
     pub fn new() -> Self {
-        Self {
-            errors: Vec::new(),
-            read: Cell::new(false),
-        }
+        Self { errors: Vec::new(), read: Cell::new(false) }
     }
 
     pub fn error(&mut self, site: impl Into<Site>, message: impl Into<String>) -> &mut Report {
-        self.errors.push(Report {
-            site: site.into(),
-            message: message.into(),
-        });
+        self.errors.push(Report { site: site.into(), message: message.into() });
         let last = self.errors.len() - 1;
         &mut self.errors[last]
     }
@@ -90,20 +75,14 @@ impl Diag {
     #[cfg(test)]
     pub fn messages(self) -> Vec<String> {
         self.read.set(true);
-        self.errors
-            .iter()
-            .map(|report| report.message.clone())
-            .collect()
+        self.errors.iter().map(|report| report.message.clone()).collect()
     }
 }
 
 impl Drop for Diag {
     fn drop(&mut self) {
         // A second panic while unwinding would hide the first.
-        assert!(
-            self.read.get() || std::thread::panicking(),
-            "errors were collected and not reported"
-        );
+        assert!(self.read.get() || std::thread::panicking(), "errors were collected and not reported");
     }
 }
 

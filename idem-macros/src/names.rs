@@ -23,10 +23,7 @@ impl fmt::Display for NameError {
             Self::TooLong(length) => {
                 write!(f, "has {length} characters, and Kafka allows {MAX_NAME}")
             }
-            Self::Character {
-                character,
-                position,
-            } => {
+            Self::Character { character, position } => {
                 write!(f, "has the character {character:?} at position {position}")
             }
         }
@@ -43,10 +40,7 @@ pub fn check(name: &str) -> Result<(), NameError> {
         return Err(NameError::Dots);
     }
     if let Some((at, character)) = name.chars().enumerate().find(|(_, c)| !allowed(c)) {
-        return Err(NameError::Character {
-            character,
-            position: at + 1,
-        });
+        return Err(NameError::Character { character, position: at + 1 });
     }
     if name.len() > MAX_NAME {
         return Err(NameError::TooLong(name.len()));
@@ -56,25 +50,14 @@ pub fn check(name: &str) -> Result<(), NameError> {
 
 /// The topics that belong to a group alone, the longest name among them last.
 pub fn derived(group: &str, tiers: &[Duration]) -> Vec<String> {
-    let retry = tiers
-        .iter()
-        .map(|tier| format!("{group}.retry.{}", render_duration(*tier)));
-    let mut names: Vec<String> = [format!("{group}.replay"), format!("{group}.dlq")]
-        .into_iter()
-        .chain(retry)
-        .collect();
+    let retry = tiers.iter().map(|tier| format!("{group}.retry.{}", render_duration(*tier)));
+    let mut names: Vec<String> = [format!("{group}.replay"), format!("{group}.dlq")].into_iter().chain(retry).collect();
     names.sort_by_key(String::len);
     names
 }
 
 /// Units of durations, the largest first.
-const UNITS: [(&str, u64); 5] = [
-    ("d", 86_400_000),
-    ("h", 3_600_000),
-    ("m", 60_000),
-    ("s", 1_000),
-    ("ms", 1),
-];
+const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
 /// How durations are written, for errors.
 pub const DURATIONS: &str = "`250ms`, `10s`, `1m`, `2h` or `1d`";
@@ -101,17 +84,11 @@ impl fmt::Display for DurationError {
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
-    let millis = UNITS
-        .iter()
-        .find(|(name, _)| *name == unit)
-        .map(|(_, millis)| *millis);
+    let millis = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, millis)| *millis);
     let (Some(millis), false) = (millis, number.is_empty()) else {
         return Err(DurationError::Form);
     };
-    let total = number
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(millis));
+    let total = number.parse::<u64>().ok().and_then(|number| number.checked_mul(millis));
     match total {
         Some(0) => Err(DurationError::Zero),
         Some(total) if total <= 366 * 86_400_000 => Ok(Duration::from_millis(total)),
@@ -123,10 +100,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
 /// The duration in its largest whole unit, as it stands in the name of a retry topic.
 pub fn render_duration(duration: Duration) -> String {
     let millis = millis(duration);
-    let (unit, size) = UNITS
-        .iter()
-        .find(|(_, size)| millis % size == 0)
-        .unwrap_or(&UNITS[4]);
+    let (unit, size) = UNITS.iter().find(|(_, size)| millis.is_multiple_of(*size)).unwrap_or(&UNITS[4]);
     format!("{}{unit}", millis / size)
 }
 
@@ -151,27 +125,9 @@ mod tests {
             ("", Err(NameError::Empty)),
             (".", Err(NameError::Dots)),
             ("..", Err(NameError::Dots)),
-            (
-                "a b",
-                Err(NameError::Character {
-                    character: ' ',
-                    position: 2,
-                }),
-            ),
-            (
-                "aé",
-                Err(NameError::Character {
-                    character: 'é',
-                    position: 2,
-                }),
-            ),
-            (
-                "/",
-                Err(NameError::Character {
-                    character: '/',
-                    position: 1,
-                }),
-            ),
+            ("a b", Err(NameError::Character { character: ' ', position: 2 })),
+            ("aé", Err(NameError::Character { character: 'é', position: 2 })),
+            ("/", Err(NameError::Character { character: '/', position: 1 })),
         ];
         for (name, expected) in cases {
             assert_eq!(check(name), expected, "{name}");
@@ -181,10 +137,7 @@ mod tests {
     #[test]
     fn a_group_has_its_own_topics() {
         let tiers = [Duration::from_secs(1), Duration::from_secs(600)];
-        assert_eq!(
-            derived("g", &tiers),
-            ["g.dlq", "g.replay", "g.retry.1s", "g.retry.10m"]
-        );
+        assert_eq!(derived("g", &tiers), ["g.dlq", "g.replay", "g.retry.1s", "g.retry.10m"]);
         assert_eq!(derived("g", &[]), ["g.dlq", "g.replay"]);
     }
 
@@ -211,22 +164,13 @@ mod tests {
             ("١s", Err(DurationError::Form)),
         ];
         for (text, expected) in cases {
-            assert_eq!(
-                parse_duration(text),
-                expected.map(Duration::from_millis),
-                "{text}"
-            );
+            assert_eq!(parse_duration(text), expected.map(Duration::from_millis), "{text}");
         }
     }
 
     #[test]
     fn a_duration_is_rendered_in_its_largest_whole_unit() {
-        for (text, expected) in [
-            ("60s", "1m"),
-            ("90s", "90s"),
-            ("24h", "1d"),
-            ("1500ms", "1500ms"),
-        ] {
+        for (text, expected) in [("60s", "1m"), ("90s", "90s"), ("24h", "1d"), ("1500ms", "1500ms")] {
             assert_eq!(render_duration(parse_duration(text).unwrap()), expected);
         }
     }

@@ -41,14 +41,7 @@ mod tests {
 
     #[test]
     fn near_words_are_suggested_and_far_ones_are_not() {
-        let words = [
-            "topic",
-            "group",
-            "retry",
-            "timeout",
-            "transaction",
-            "concurrency",
-        ];
+        let words = ["topic", "group", "retry", "timeout", "transaction", "concurrency"];
         let cases = [
             ("topik", Some("topic")),
             ("Topic", Some("topic")),

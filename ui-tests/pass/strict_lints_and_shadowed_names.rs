@@ -1,7 +1,7 @@
 //! Generated code is clean under strict lints, and relies on no name that is in scope.
 #![forbid(unsafe_code)]
 #![deny(warnings, missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
-#![allow(dead_code, unused_macros, non_camel_case_types, non_upper_case_globals, missing_copy_implementations, reason = "shadows, never used")]
+#![allow(dead_code, unused_macros, non_camel_case_types, non_upper_case_globals, missing_copy_implementations, clippy::unused_async, reason = "shadows, never used")]
 
 /// Handlers among shadows.
 pub mod handlers {

@@ -10,11 +10,7 @@ use crate::paths;
 
 /// `impl Event for ..`, each bound checked by one helper at the place to blame.
 pub fn implementation(event: &Event) -> TokenStream {
-    let Event {
-        ident,
-        generics,
-        id: (field, ty),
-    } = event;
+    let Event { ident, generics, id: (field, ty) } = event;
     let import = paths::import();
     // The field is named with the span of its type, so that an unsuitable type is underlined.
     let (first, last) = ty.call_site();
@@ -26,11 +22,7 @@ pub fn implementation(event: &Event) -> TokenStream {
     let (impl_generics, ty_generics, clause) = generics.split_for_impl();
     // What the parameters must be is known only where they are: `Self` as a whole has to be one.
     let generic = (!generics.params.is_empty()).then(|| {
-        let start = if clause.is_some() {
-            quote!()
-        } else {
-            quote!(where)
-        };
+        let start = if clause.is_some() { quote!() } else { quote!(where) };
         quote!(#start Self: __idem::Generic)
     });
     let clause = clause.map(|clause| {
@@ -69,11 +61,7 @@ pub fn stub(input: &DeriveInput) -> TokenStream {
     }
     let (_, ty_generics, _) = outlives.split_for_impl();
     let mut without = input.generics.clone();
-    without.params = without
-        .params
-        .into_iter()
-        .filter(|param| !matches!(param, GenericParam::Lifetime(_)))
-        .collect();
+    without.params = without.params.into_iter().filter(|param| !matches!(param, GenericParam::Lifetime(_))).collect();
     let (impl_generics, _, clause) = without.split_for_impl();
     if !without.params.is_empty() {
         // Bounds of type parameters are not worth repeating for a stub.

@@ -24,8 +24,7 @@ pub fn read<'a>(input: &'a DeriveInput, diag: &mut Diag) -> Option<Event<'a>> {
     lifetimes(input, diag);
     let whole = words(&input.attrs, diag);
     if let Some((_, at)) = whole.iter().find(|(word, _)| word == "id") {
-        diag.error(*at, "`#[event(id)]` marks a field")
-            .help("put it on the field that holds the id");
+        diag.error(*at, "`#[event(id)]` marks a field").help("put it on the field that holds the id");
     }
     let mut marked = Vec::new();
     for &field in &fields {
@@ -36,11 +35,7 @@ pub fn read<'a>(input: &'a DeriveInput, diag: &mut Diag) -> Option<Event<'a>> {
     if diag.has_errors() {
         return None;
     }
-    Some(Event {
-        ident: &input.ident,
-        generics: &input.generics,
-        id: (id.ident.as_ref()?, site(&id.ty)),
-    })
+    Some(Event { ident: &input.ident, generics: &input.generics, id: (id.ident.as_ref()?, site(&id.ty)) })
 }
 
 fn named_fields<'a>(input: &'a DeriveInput, diag: &mut Diag) -> Option<Vec<&'a Field>> {
@@ -54,16 +49,11 @@ fn named_fields<'a>(input: &'a DeriveInput, diag: &mut Diag) -> Option<Vec<&'a F
         Data::Enum(data) => (site(&data.enum_token), "an enum"),
         Data::Union(data) => (site(&data.union_token), "a union"),
     };
-    let report = diag.error(
-        at,
-        format!("`{name}` is {what}, and an event is a struct with named fields"),
-    );
+    let report = diag.error(at, format!("`{name}` is {what}, and an event is a struct with named fields"));
     if matches!(input.data, Data::Enum(_)) {
         report
             .help("write a struct and a handler for each kind, told apart by `event_type`")
-            .help(format!(
-                "or put it into a field: `struct Envelope {{ event_id: EventId, kind: {name} }}`"
-            ));
+            .help(format!("or put it into a field: `struct Envelope {{ event_id: EventId, kind: {name} }}`"));
     } else {
         report.help(format!("`struct {name} {{ event_id: EventId, .. }}`"));
     }
@@ -77,12 +67,8 @@ fn lifetimes(input: &DeriveInput, diag: &mut Diag) {
         _ => None,
     });
     if let Some(lifetime) = lifetime {
-        let message = format!(
-            "the event `{}` can't borrow for `{lifetime}`: it outlives the record",
-            input.ident
-        );
-        diag.error(site(lifetime), message)
-            .help("own the data: `String` instead of `&str`");
+        let message = format!("the event `{}` can't borrow for `{lifetime}`: it outlives the record", input.ident);
+        diag.error(site(lifetime), message).help("own the data: `String` instead of `&str`");
     }
 }
 
@@ -96,15 +82,9 @@ fn id_field<'a>(
     match marked {
         [(field, _)] => return Some(*field),
         [(first, _), (_, second), ..] => {
-            let first = first
-                .ident
-                .as_ref()
-                .map(ToString::to_string)
-                .unwrap_or_default();
+            let first = first.ident.as_ref().map(ToString::to_string).unwrap_or_default();
             diag.error(*second, format!("the event `{}` has two ids", input.ident))
-                .help(format!(
-                    "`{first}` is marked already: keep one `#[event(id)]`"
-                ));
+                .help(format!("`{first}` is marked already: keep one `#[event(id)]`"));
             return None;
         }
         [] => {}
@@ -116,18 +96,11 @@ fn id_field<'a>(
         // A misspelt or unavailable `#[event(..)]` may have meant the id.
         return None;
     }
-    let report = diag.error(
-        site(&input.ident),
-        format!("the event `{}` has no id", input.ident),
-    );
-    let typed = fields
-        .iter()
-        .find(|field| field.ty.to_token_stream().to_string().ends_with("EventId"));
+    let report = diag.error(site(&input.ident), format!("the event `{}` has no id", input.ident));
+    let typed = fields.iter().find(|field| field.ty.to_token_stream().to_string().ends_with("EventId"));
     match typed.and_then(|field| field.ident.as_ref()) {
         Some(field) => report.help(format!("mark the field: `#[event(id)] {field}: EventId`")),
-        None => {
-            report.help("add a field `event_id: EventId`, or mark another one with `#[event(id)]`")
-        }
+        None => report.help("add a field `event_id: EventId`, or mark another one with `#[event(id)]`"),
     };
     None
 }
@@ -161,11 +134,8 @@ fn word(meta: &ParseNestedMeta, diag: &mut Diag) -> syn::Result<Option<String>> 
         "id" if takes_more => Err(meta.error("`id` takes no value")),
         "id" => Ok(Some(word)),
         "key" | "version" | "aggregate" => {
-            diag.error(
-                site(&meta.path),
-                format!("`#[event({word})]` is not available yet"),
-            )
-            .help("an event is recognised by its id: a field `event_id: EventId`");
+            diag.error(site(&meta.path), format!("`#[event({word})]` is not available yet"))
+                .help("an event is recognised by its id: a field `event_id: EventId`");
             skip_value(meta)?;
             Ok(None)
         }

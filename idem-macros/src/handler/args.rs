@@ -26,26 +26,17 @@ struct Given {
 
 impl RawArgs {
     pub fn get(&self, name: Name) -> Option<&Value> {
-        self.given
-            .iter()
-            .find(|given| given.key.name == name)
-            .map(|given| &given.value)
+        self.given.iter().find(|given| given.key.name == name).map(|given| &given.value)
     }
 
     /// Where the key stands.
     pub fn span(&self, name: Name) -> Option<Span> {
-        self.given
-            .iter()
-            .find(|given| given.key.name == name)
-            .map(|given| given.span)
+        self.given.iter().find(|given| given.key.name == name).map(|given| given.span)
     }
 
     pub fn text(&self, name: Name) -> Option<&str> {
         match self.get(name) {
-            Some(Value {
-                kind: Kind::Text(text),
-                ..
-            }) => Some(text),
+            Some(Value { kind: Kind::Text(text), .. }) => Some(text),
             _ => None,
         }
     }
@@ -57,23 +48,14 @@ impl RawArgs {
     /// Takes out what the runtime can't do yet, with an error for each.
     pub fn refuse_unavailable(&mut self, diag: &mut Diag) {
         self.given.retain(|given| {
-            let Key {
-                word,
-                about,
-                runtime,
-                ..
-            } = given.key;
+            let Key { word, about, runtime, .. } = given.key;
             let way_out = match runtime {
                 Runtime::Available => return true,
                 Runtime::Only(value) if given.value.kind.is_written(value) => return true,
                 Runtime::Only(value) => format!("leave it out, or write `{word} = {value}`"),
                 Runtime::NotYet => "leave it out".to_owned(),
             };
-            diag.error(
-                given.span,
-                format!("`{word}` is not available yet ({about})"),
-            )
-            .help(way_out);
+            diag.error(given.span, format!("`{word}` is not available yet ({about})")).help(way_out);
             false
         });
     }
@@ -88,8 +70,7 @@ pub fn parse(tokens: TokenStream, diag: &mut Diag) -> RawArgs {
         rest = match token {
             TokenTree::Ident(ident) => entry(&mut raw, ident, &rest[1..], diag),
             _ if is_comma(token) => {
-                diag.error(token.span(), "a comma without a pair before it")
-                    .help("remove it");
+                diag.error(token.span(), "a comma without a pair before it").help("remove it");
                 &rest[1..]
             }
             _ => {
@@ -117,81 +98,53 @@ fn flat(tokens: TokenStream) -> Vec<TokenTree> {
 }
 
 /// Reads one entry, from behind its key; returns what follows it.
-fn entry<'t>(
-    raw: &mut RawArgs,
-    ident: &Ident,
-    rest: &'t [TokenTree],
-    diag: &mut Diag,
-) -> &'t [TokenTree] {
+fn entry<'t>(raw: &mut RawArgs, ident: &Ident, rest: &'t [TokenTree], diag: &mut Diag) -> &'t [TokenTree] {
     let word = ident.to_string();
     let comma = next_comma(rest);
     let Some(key) = keys::find(word.strip_prefix("r#").unwrap_or(&word)) else {
-        raw.presumed
-            .extend(unknown(ident, &word, &rest[..comma], diag));
+        raw.presumed.extend(unknown(ident, &word, &rest[..comma], diag));
         return after(rest, comma);
     };
     if !is_equals(rest) {
         raw.presumed.push(key.name);
         let at = rest[..comma].first().map_or(ident.span(), TokenTree::span);
-        let what = if comma == 0 {
-            "has no value"
-        } else {
-            "is followed by `=` and its value"
-        };
-        diag.error(at, format!("`{word}` {what}"))
-            .help(format!("`{word} = {}`", key.example));
+        let what = if comma == 0 { "has no value" } else { "is followed by `=` and its value" };
+        diag.error(at, format!("`{word}` {what}")).help(format!("`{word} = {}`", key.example));
         return after(rest, comma);
     }
     let rest = &rest[1..];
     // `topic = "a" group = "b"`: the second key ends the first value.
-    let next_key = (1..rest.len())
-        .find(|&at| matches!(rest[at], TokenTree::Ident(_)) && is_equals(&rest[at + 1..]));
+    let next_key = (1..rest.len()).find(|&at| matches!(rest[at], TokenTree::Ident(_)) && is_equals(&rest[at + 1..]));
     let comma = next_comma(rest);
     let end = next_key.map_or(comma, |at| at.min(comma));
     if end == 0 {
         raw.presumed.push(key.name);
-        diag.error(ident.span(), format!("`{word}` has no value"))
-            .help(format!("`{word} = {}`", key.example));
+        diag.error(ident.span(), format!("`{word}` has no value")).help(format!("`{word} = {}`", key.example));
         return after(rest, comma);
     }
     given(raw, key, ident, &rest[..end], diag);
     if end < comma {
-        diag.error(
-            rest[end].span(),
-            format!("a comma is missing before `{}`", rest[end]),
-        );
+        diag.error(rest[end].span(), format!("a comma is missing before `{}`", rest[end]));
         return &rest[end..];
     }
     after(rest, comma)
 }
 
 /// Takes in a pair.
-fn given(
-    raw: &mut RawArgs,
-    key: &'static Key,
-    ident: &Ident,
-    tokens: &[TokenTree],
-    diag: &mut Diag,
-) {
+fn given(raw: &mut RawArgs, key: &'static Key, ident: &Ident, tokens: &[TokenTree], diag: &mut Diag) {
     if let Some(first) = raw.span(key.name) {
         // Stable Rust has no second place in an error of a macro: the line must do.
-        let place = match proc_macro::is_available() {
-            true => format!(" (first in line {})", first.unwrap().line()),
-            false => String::new(),
+        // `unwrap` gives the compiler's span; outside of a macro, in unit tests, there is none.
+        let place = if proc_macro::is_available() {
+            format!(" (first in line {})", first.unwrap().line())
+        } else {
+            String::new()
         };
-        diag.error(
-            ident.span(),
-            format!("`{}` is given twice{place}", key.word),
-        )
-        .help("remove one");
+        diag.error(ident.span(), format!("`{}` is given twice{place}", key.word)).help("remove one");
         return;
     }
     match value::read(key, tokens, diag) {
-        Some(value) => raw.given.push(Given {
-            key,
-            span: ident.span(),
-            value,
-        }),
+        Some(value) => raw.given.push(Given { key, span: ident.span(), value }),
         None => raw.presumed.push(key.name),
     }
 }

@@ -42,43 +42,25 @@ fn rule(text: &str) -> String {
 #[test]
 fn the_defaults() {
     let args = read(BOTH).unwrap();
-    assert_eq!(
-        (args.topic.as_str(), args.group.as_str()),
-        ("orders", "billing")
-    );
+    assert_eq!((args.topic.as_str(), args.group.as_str()), ("orders", "billing"));
     assert_eq!((args.event_type, args.retry), (None, None));
-    assert_eq!(
-        (args.timeout, args.concurrency),
-        (Duration::from_secs(20), 1)
-    );
+    assert_eq!((args.timeout, args.concurrency), (Duration::from_secs(20), 1));
 }
 
 #[test]
 fn every_available_key() {
-    let more =
-        r#"event_type = "paid", retry = ["250ms", "1m",], timeout = "1h", concurrency = 1_024,"#;
+    let more = r#"event_type = "paid", retry = ["250ms", "1m",], timeout = "1h", concurrency = 1_024,"#;
     let args = read(&with(more)).unwrap();
     assert_eq!(args.event_type.as_deref(), Some("paid"));
-    assert_eq!(
-        args.retry,
-        Some(vec![Duration::from_millis(250), Duration::from_secs(60)])
-    );
-    assert_eq!(
-        (args.timeout, args.concurrency),
-        (Duration::from_secs(3600), 1024)
-    );
+    assert_eq!(args.retry, Some(vec![Duration::from_millis(250), Duration::from_secs(60)]));
+    assert_eq!((args.timeout, args.concurrency), (Duration::from_secs(3600), 1024));
     assert_eq!(read(&with("retry = []")).unwrap().retry, Some(vec![]));
     assert_eq!(read(r##"topic = r#"a"#, group = "b""##).unwrap().topic, "a");
 }
 
 #[test]
 fn what_happens_anyway_may_be_written() {
-    for pair in [
-        "money = false",
-        r#"transaction = "own""#,
-        r#"order = "partition""#,
-        r#"expired = "dlq""#,
-    ] {
+    for pair in ["money = false", r#"transaction = "own""#, r#"order = "partition""#, r#"expired = "dlq""#] {
         assert!(read(&with(pair)).is_ok(), "{pair}");
     }
 }
@@ -95,10 +77,7 @@ fn what_the_runtime_cannot_do_is_refused() {
         r#"expired = "skip""#,
         r#"stale = "skip""#,
     ] {
-        assert!(
-            refused(&with(pair)).contains("is not available yet"),
-            "{pair}"
-        );
+        assert!(refused(&with(pair)).contains("is not available yet"), "{pair}");
     }
 }
 
@@ -106,69 +85,27 @@ fn what_the_runtime_cannot_do_is_refused() {
 fn mistakes_and_their_cure() {
     let cases = [
         ("", "`topic` and `group` are missing"),
-        (
-            r#"topic = "orders""#,
-            r#"`#[idempotent_handler(topic = "orders", group = "billing-order-confirmed")]`"#,
-        ),
-        (
-            r#"topik = "orders", group = "g""#,
-            "did you mean `topic = \"orders\"`?",
-        ),
-        (
-            r#"topics = "orders", group = "g""#,
-            "`topics` is called `topic` here",
-        ),
-        (
-            r#"topic = "orders", consumer_group = "g""#,
-            "did you mean `group = \"g\"`?",
-        ),
-        (
-            r#"topic = "a", group = "g", topic = "b""#,
-            "`topic` is given twice",
-        ),
+        (r#"topic = "orders""#, r#"`#[idempotent_handler(topic = "orders", group = "billing-order-confirmed")]`"#),
+        (r#"topik = "orders", group = "g""#, "did you mean `topic = \"orders\"`?"),
+        (r#"topics = "orders", group = "g""#, "`topics` is called `topic` here"),
+        (r#"topic = "orders", consumer_group = "g""#, "did you mean `group = \"g\"`?"),
+        (r#"topic = "a", group = "g", topic = "b""#, "`topic` is given twice"),
         (r#"topic = orders, group = "g""#, r#"`topic = "orders"`"#),
         (r#"topic = a.b-c, group = "g""#, r#"`topic = "a.b-c"`"#),
         (r#"topic = b"orders", group = "g""#, r#"`topic = "orders"`"#),
-        (
-            r#"topic = concat!("a", "b"), group = "g""#,
-            "`topic` takes a string literal",
-        ),
+        (r#"topic = concat!("a", "b"), group = "g""#, "`topic` takes a string literal"),
         (r#"topic, group = "g""#, "`topic` has no value"),
         (r#"topic = , group = "g""#, "`topic` has no value"),
-        (
-            r#"topic("orders"), group = "g""#,
-            "`topic` is followed by `=`",
-        ),
-        (
-            r#"topic: "orders", group = "g""#,
-            "`topic` is followed by `=`",
-        ),
-        (
-            r#"topic == "orders", group = "g""#,
-            "`topic` is followed by `=`",
-        ),
-        (
-            r#"topic = "orders" group = "g""#,
-            "a comma is missing before `group`",
-        ),
-        (
-            r#"topic = "orders", , group = "g""#,
-            "a comma without a pair",
-        ),
-        (
-            r#""orders", topic = "orders", group = "g""#,
-            "a pair begins with its key",
-        ),
+        (r#"topic("orders"), group = "g""#, "`topic` is followed by `=`"),
+        (r#"topic: "orders", group = "g""#, "`topic` is followed by `=`"),
+        (r#"topic == "orders", group = "g""#, "`topic` is followed by `=`"),
+        (r#"topic = "orders" group = "g""#, "a comma is missing before `group`"),
+        (r#"topic = "orders", , group = "g""#, "a comma without a pair"),
+        (r#""orders", topic = "orders", group = "g""#, "a pair begins with its key"),
         (r#"topic = "", group = "g""#, "is empty"),
         (r#"topic = "a b", group = "g""#, r#"`topic = "a-b"`"#),
-        (
-            r#"topic = "g.dlq", group = "g""#,
-            "one of the group's own topics",
-        ),
-        (
-            r#"topic = "g.retry.1s", group = "g""#,
-            "one of the group's own topics",
-        ),
+        (r#"topic = "g.dlq", group = "g""#, "one of the group's own topics"),
+        (r#"topic = "g.retry.1s", group = "g""#, "one of the group's own topics"),
     ];
     for (text, expected) in cases {
         let error = refused(text);
@@ -189,10 +126,7 @@ fn mistakes_in_optional_keys() {
         ("concurrency = -1", "an integer from 1 to 1024"),
         ("concurrency = 0", "`concurrency = 1`"),
         ("concurrency = 4096", "`concurrency = 1024`"),
-        (
-            "concurrency = 99999999999999999999999",
-            "`concurrency = 1024`",
-        ),
+        ("concurrency = 99999999999999999999999", "`concurrency = 1024`"),
         ("timeout = 20", "`timeout = \"20s\"`"),
         ("timeout = 20s", "`timeout = \"20s\"`"),
         ("timeout = Duration::from_secs(20)", "`timeout = \"20s\"`"),
@@ -204,15 +138,9 @@ fn mistakes_in_optional_keys() {
         ("retry = [1s, 2m]", "`retry = [\"1s\", \"2m\"]`"),
         ("retry = (\"1s\", \"1m\")", "`retry = [\"1s\", \"1m\"]`"),
         ("retry = [\"1m\", \"1s\"]", "`retry = [\"1s\", \"1m\"]`"),
-        (
-            "retry = [\"60s\", \"1m\"]",
-            "the delay 1m is not longer than 1m before it",
-        ),
+        ("retry = [\"60s\", \"1m\"]", "the delay 1m is not longer than 1m before it"),
         ("retry = [\"soon\"]", "is no duration"),
-        (
-            "transaction = \"share\"",
-            "did you mean `transaction = \"shared\"`?",
-        ),
+        ("transaction = \"share\"", "did you mean `transaction = \"shared\"`?"),
         ("order = key", "`order = \"key\"`"),
         ("event_type = \"\"", "is empty"),
         ("max_retries = 3", "`max_retries` is called `retry` here"),
@@ -226,38 +154,14 @@ fn mistakes_in_optional_keys() {
 #[test]
 fn rules_between_keys() {
     let cases = [
-        (
-            "money = true, batch = 10",
-            "`batch` can't be combined with `money`",
-        ),
-        (
-            r#"money = true, transaction = "shared""#,
-            "can't be combined with `money`",
-        ),
-        (
-            r#"operation = "charge""#,
-            "`operation` is for handlers with `money = true`",
-        ),
-        (
-            r#"conflict = "auto", money = false"#,
-            "`conflict` is for handlers with `money = true`",
-        ),
-        (
-            r#"batch = 10, transaction = "own""#,
-            "can't be combined with `batch`",
-        ),
-        (
-            r#"order = "key", batch = 10"#,
-            "can't be combined with `batch`",
-        ),
-        (
-            r#"order = "key", transaction = "shared""#,
-            "can't be combined with `transaction",
-        ),
-        (
-            r#"order = "key", retry = []"#,
-            "can't be combined with `retry = []`",
-        ),
+        ("money = true, batch = 10", "`batch` can't be combined with `money`"),
+        (r#"money = true, transaction = "shared""#, "can't be combined with `money`"),
+        (r#"operation = "charge""#, "`operation` is for handlers with `money = true`"),
+        (r#"conflict = "auto", money = false"#, "`conflict` is for handlers with `money = true`"),
+        (r#"batch = 10, transaction = "own""#, "can't be combined with `batch`"),
+        (r#"order = "key", batch = 10"#, "can't be combined with `batch`"),
+        (r#"order = "key", transaction = "shared""#, "can't be combined with `transaction"),
+        (r#"order = "key", retry = []"#, "can't be combined with `retry = []`"),
     ];
     for (pairs, expected) in cases {
         let error = rule(&with(pairs));
@@ -267,9 +171,7 @@ fn rules_between_keys() {
 
 #[test]
 fn a_group_leaves_room_for_the_names_of_its_topics() {
-    let group = |length: usize, more: &str| {
-        format!("topic = \"t\", group = \"{}\"{more}", "g".repeat(length))
-    };
+    let group = |length: usize, more: &str| format!("topic = \"t\", group = \"{}\"{more}", "g".repeat(length));
     assert!(read(&group(239, "")).is_ok());
     assert!(refused(&group(240, "")).contains("use at most 239 characters"));
     assert!(refused(&group(240, ", retry = [\"250ms\"]")).contains("`<group>.retry.250ms`"));
@@ -283,18 +185,13 @@ fn all_mistakes_are_reported_at_once() {
 }
 
 fn token_tree() -> impl Strategy<Value = TokenTree> {
-    let words: Vec<&str> = KEYS
-        .iter()
-        .map(|key| key.word)
-        .chain(["dlq", "topik", "true", "x"])
-        .collect();
+    let words: Vec<&str> = KEYS.iter().map(|key| key.word).chain(["dlq", "topik", "true", "x"]).collect();
     let leaf = prop_oneof![
         prop::sample::select(words).prop_map(|word| Ident::new(word, Span::call_site()).into()),
         prop::sample::select(",=,=:-.'&<".chars().collect::<Vec<_>>())
             .prop_map(|punct| TokenTree::from(Punct::new(punct, Spacing::Alone))),
         any::<String>().prop_map(|text| Literal::string(&text).into()),
-        prop::sample::select(vec!["1s", "10m", "shared", "key", "a.b"])
-            .prop_map(|text| Literal::string(text).into()),
+        prop::sample::select(vec!["1s", "10m", "shared", "key", "a.b"]).prop_map(|text| Literal::string(text).into()),
         any::<u64>().prop_map(|number| Literal::u64_unsuffixed(number).into()),
         any::<u8>().prop_map(|number| Literal::u8_suffixed(number).into()),
         any::<Vec<u8>>().prop_map(|bytes| Literal::byte_string(&bytes).into()),
@@ -304,19 +201,9 @@ fn token_tree() -> impl Strategy<Value = TokenTree> {
             .prop_map(|f| Literal::f32_unsuffixed(f).into()),
     ];
     leaf.prop_recursive(3, 24, 6, |inner| {
-        let delimiters = vec![
-            Delimiter::None,
-            Delimiter::Bracket,
-            Delimiter::Parenthesis,
-            Delimiter::Brace,
-        ];
-        (
-            prop::sample::select(delimiters),
-            prop::collection::vec(inner, 0..6),
-        )
-            .prop_map(|(delimiter, tokens)| {
-                Group::new(delimiter, tokens.into_iter().collect()).into()
-            })
+        let delimiters = vec![Delimiter::None, Delimiter::Bracket, Delimiter::Parenthesis, Delimiter::Brace];
+        (prop::sample::select(delimiters), prop::collection::vec(inner, 0..6))
+            .prop_map(|(delimiter, tokens)| Group::new(delimiter, tokens.into_iter().collect()).into())
     })
 }
 

@@ -72,11 +72,8 @@ fn topic_and_group_are_given(raw: &RawArgs, diag: &mut Diag) {
         format!("{word} = {}", given.or(example).unwrap_or_default())
     });
     let be = if missing.len() == 1 { "is" } else { "are" };
-    diag.error(
-        Span::call_site(),
-        format!("{} {be} missing", missing.join(" and ")),
-    )
-    .help(format!("`#[idempotent_handler({})]`", pairs.join(", ")));
+    diag.error(Span::call_site(), format!("{} {be} missing", missing.join(" and ")))
+        .help(format!("`#[idempotent_handler({})]`", pairs.join(", ")));
 }
 
 /// The group's retry, replay and dead letter topics have to be valid names too.
@@ -108,16 +105,10 @@ fn topic_is_not_the_groups_own(raw: &RawArgs, diag: &mut Diag) {
     let Some(own) = topic.strip_prefix(group) else {
         return;
     };
-    if own == ".dlq" || own == ".replay" || own.starts_with(".retry.") {
-        if let Some(value) = raw.get(Name::Topic) {
-            diag.error(
-                value.site,
-                format!("{topic:?} is one of the group's own topics"),
-            )
-            .help(
-                "read the origin topic: retries and replays come to the same handler by themselves",
-            );
-        }
+    let is_own = own == ".dlq" || own == ".replay" || own.starts_with(".retry.");
+    if let (true, Some(value)) = (is_own, raw.get(Name::Topic)) {
+        diag.error(value.site, format!("{topic:?} is one of the group's own topics"))
+            .help("read the origin topic: retries and replays come to the same handler by themselves");
     }
 }
 
@@ -130,8 +121,7 @@ fn money_is_alone_in_its_transaction(raw: &RawArgs, diag: &mut Diag) {
         diag.error(span, "`batch` can't be combined with `money`")
             .help("remove `batch`: a provider can't be rolled back with an event's neighbours");
     }
-    if let (Some("shared"), Some(span)) = (raw.text(Name::Transaction), raw.span(Name::Transaction))
-    {
+    if let (Some("shared"), Some(span)) = (raw.text(Name::Transaction), raw.span(Name::Transaction)) {
         diag.error(span, "`transaction = \"shared\"` can't be combined with `money`")
             .help("write `transaction = \"own\"`: a provider can't be rolled back with an event's neighbours");
     }
@@ -144,11 +134,8 @@ fn operation_and_conflict_need_money(raw: &RawArgs, diag: &mut Diag) {
     }
     for (word, name) in [("operation", Name::Operation), ("conflict", Name::Conflict)] {
         if let Some(span) = raw.span(name) {
-            diag.error(
-                span,
-                format!("`{word}` is for handlers with `money = true`"),
-            )
-            .help(format!("add `money = true`, or remove `{word}`"));
+            diag.error(span, format!("`{word}` is for handlers with `money = true`"))
+                .help(format!("add `money = true`, or remove `{word}`"));
         }
     }
 }
@@ -159,11 +146,8 @@ fn batch_shares_its_transaction(raw: &RawArgs, diag: &mut Diag) {
         return;
     };
     if let Some(span) = raw.span(Name::Transaction) {
-        diag.error(
-            span,
-            "`transaction = \"own\"` can't be combined with `batch`",
-        )
-        .help("remove it: a batch is one transaction");
+        diag.error(span, "`transaction = \"own\"` can't be combined with `batch`")
+            .help("remove it: a batch is one transaction");
     }
 }
 
@@ -175,27 +159,20 @@ fn order_by_key_needs_single_events(raw: &RawArgs, diag: &mut Diag) {
     let clash = if raw.span(Name::Batch).is_some() {
         Some(("batch", "an event waits for its key alone"))
     } else if raw.text(Name::Transaction) == Some("shared") {
-        Some((
-            "transaction = \"shared\"",
-            "an event waits for its key alone",
-        ))
+        Some(("transaction = \"shared\"", "an event waits for its key alone"))
     } else if tiers(raw).is_some_and(<[Duration]>::is_empty) {
         Some(("retry = []", "without a retry nothing waits"))
     } else {
         None
     };
     if let Some((with, why)) = clash {
-        diag.error(
-            order,
-            format!("`order = \"key\"` can't be combined with `{with}`"),
-        )
-        .help(format!("remove one of them: {why}"));
+        diag.error(order, format!("`order = \"key\"` can't be combined with `{with}`"))
+            .help(format!("remove one of them: {why}"));
     }
 }
 
 fn has_money(raw: &RawArgs) -> bool {
-    raw.get(Name::Money)
-        .is_some_and(|value| value.kind == Kind::Bool(true))
+    raw.get(Name::Money).is_some_and(|value| value.kind == Kind::Bool(true))
 }
 
 fn tiers(raw: &RawArgs) -> Option<&[Duration]> {

@@ -44,22 +44,11 @@ pub fn types_only(handler: &Handler) -> TokenStream {
 /// `deny(warnings)` includes the use of a deprecated handler. Elsewhere no `allow` is generated:
 /// it is an error under `forbid`.
 fn allow_deprecated(handler: &Handler) -> TokenStream {
-    if handler.deprecated {
-        quote!(#[allow(deprecated)])
-    } else {
-        TokenStream::new()
-    }
+    if handler.deprecated { quote!(#[allow(deprecated)]) } else { TokenStream::new() }
 }
 
 fn spec(args: &HandlerArgs, handler: &Handler) -> TokenStream {
-    let HandlerArgs {
-        topic,
-        group,
-        event_type,
-        retry,
-        timeout,
-        concurrency,
-    } = args;
+    let HandlerArgs { topic, group, event_type, retry, timeout, concurrency } = args;
     let duration = |duration| {
         let millis = names::millis(duration);
         quote!(__idem::millis(#millis))
@@ -105,13 +94,8 @@ fn build(handler: &Handler, spec: &TokenStream) -> TokenStream {
     let name = crate::diag::site(function);
     let event = paths::call("event", handler.event, &TokenStream::new());
     let tx = paths::call("tx", handler.tx, &quote!(__tx));
-    let params: Vec<Ident> = (0..handler.params.len())
-        .map(|at| format_ident!("__param_{at}"))
-        .collect();
-    let param_slots = handler
-        .params
-        .iter()
-        .map(|site| paths::call("param", *site, &TokenStream::new()));
+    let params: Vec<Ident> = (0..handler.params.len()).map(|at| format_ident!("__param_{at}")).collect();
+    let param_slots = handler.params.iter().map(|site| paths::call("param", *site, &TokenStream::new()));
     let output = paths::call("output", handler.output, &TokenStream::new());
     let future = Ident::new("__future", Span::call_site().located_at(function.span()));
     let erase = paths::call("erase", name, &quote!(#future, __output));

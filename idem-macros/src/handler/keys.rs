@@ -31,10 +31,7 @@ pub struct Key {
     pub example: &'static str,
     pub runtime: Runtime,
     /// The column "default" of the documentation.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "a test compares it with the documentation")
-    )]
+    #[cfg_attr(not(test), expect(dead_code, reason = "a test compares it with the documentation"))]
     pub default: &'static str,
     /// The column "meaning" of the documentation.
     pub about: &'static str,
@@ -186,10 +183,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: Name::Batch,
         word: "batch",
-        form: Form::Integer {
-            min: 2,
-            max: 10_000,
-        },
+        form: Form::Integer { min: 2, max: 10_000 },
         example: "500",
         runtime: Runtime::NotYet,
         default: "none",
@@ -246,8 +240,7 @@ pub fn meant(word: &str) -> Meant {
     } else if let Some((_, place)) = ELSEWHERE.iter().find(|(theirs, _)| *theirs == word) {
         Meant::Elsewhere(place)
     } else {
-        suggest::nearest(word, KEYS.iter().map(|key| key.word))
-            .map_or(Meant::Unknown, Meant::Misspelt)
+        suggest::nearest(word, KEYS.iter().map(|key| key.word)).map_or(Meant::Unknown, Meant::Misspelt)
     }
 }
 
@@ -291,87 +284,27 @@ const CALLED: &[(&str, &str)] = &[
 ];
 
 const ELSEWHERE: &[(&str, &str)] = &[
-    (
-        "dlq",
-        "every group has its own topic `<group>.dlq`: leave it out",
-    ),
-    (
-        "dlq_topic",
-        "every group has its own topic `<group>.dlq`: leave it out",
-    ),
-    (
-        "dead_letter",
-        "every group has its own topic `<group>.dlq`: leave it out",
-    ),
-    (
-        "dead_letter_topic",
-        "every group has its own topic `<group>.dlq`: leave it out",
-    ),
-    (
-        "dead_letter_queue",
-        "every group has its own topic `<group>.dlq`: leave it out",
-    ),
-    (
-        "retry_topic",
-        "every group has its own topics `<group>.retry.<delay>`: leave it out",
-    ),
-    (
-        "auto_commit",
-        "offsets are committed after the transaction, always: leave it out",
-    ),
-    (
-        "enable_auto_commit",
-        "offsets are committed after the transaction, always: leave it out",
-    ),
-    (
-        "commit",
-        "offsets are committed after the transaction, always: leave it out",
-    ),
-    (
-        "auto_offset_reset",
-        "it is set for the program: `IDEM_AUTO_OFFSET_RESET=earliest`",
-    ),
-    (
-        "offset",
-        "it is set for the program: `IDEM_AUTO_OFFSET_RESET=earliest`",
-    ),
-    (
-        "brokers",
-        "it is set for the program: `IDEM_KAFKA_BROKERS=host:9092`",
-    ),
-    (
-        "bootstrap_servers",
-        "it is set for the program: `IDEM_KAFKA_BROKERS=host:9092`",
-    ),
-    (
-        "database_url",
-        "it is set for the program: `IDEM_DATABASE_URL=postgres://..`",
-    ),
+    ("dlq", "every group has its own topic `<group>.dlq`: leave it out"),
+    ("dlq_topic", "every group has its own topic `<group>.dlq`: leave it out"),
+    ("dead_letter", "every group has its own topic `<group>.dlq`: leave it out"),
+    ("dead_letter_topic", "every group has its own topic `<group>.dlq`: leave it out"),
+    ("dead_letter_queue", "every group has its own topic `<group>.dlq`: leave it out"),
+    ("retry_topic", "every group has its own topics `<group>.retry.<delay>`: leave it out"),
+    ("auto_commit", "offsets are committed after the transaction, always: leave it out"),
+    ("enable_auto_commit", "offsets are committed after the transaction, always: leave it out"),
+    ("commit", "offsets are committed after the transaction, always: leave it out"),
+    ("auto_offset_reset", "it is set for the program: `IDEM_AUTO_OFFSET_RESET=earliest`"),
+    ("offset", "it is set for the program: `IDEM_AUTO_OFFSET_RESET=earliest`"),
+    ("brokers", "it is set for the program: `IDEM_KAFKA_BROKERS=host:9092`"),
+    ("bootstrap_servers", "it is set for the program: `IDEM_KAFKA_BROKERS=host:9092`"),
+    ("database_url", "it is set for the program: `IDEM_DATABASE_URL=postgres://..`"),
     ("ttl", "it is set for the program: `IDEM_DEDUP_WINDOW=7d`"),
-    (
-        "window",
-        "it is set for the program: `IDEM_DEDUP_WINDOW=7d`",
-    ),
-    (
-        "dedup_window",
-        "it is set for the program: `IDEM_DEDUP_WINDOW=7d`",
-    ),
-    (
-        "id",
-        "the event says it: a field `event_id: EventId`, or one marked `#[event(id)]`",
-    ),
-    (
-        "key",
-        "the event says it: a field `event_id: EventId`, or one marked `#[event(id)]`",
-    ),
-    (
-        "event_id",
-        "the event says it: a field `event_id: EventId`, or one marked `#[event(id)]`",
-    ),
-    (
-        "idempotency_key",
-        "the event says it: a field `event_id: EventId`, or one marked `#[event(id)]`",
-    ),
+    ("window", "it is set for the program: `IDEM_DEDUP_WINDOW=7d`"),
+    ("dedup_window", "it is set for the program: `IDEM_DEDUP_WINDOW=7d`"),
+    ("id", "the event says it: a field `event_id: EventId`, or one marked `#[event(id)]`"),
+    ("key", "the event says it: a field `event_id: EventId`, or one marked `#[event(id)]`"),
+    ("event_id", "the event says it: a field `event_id: EventId`, or one marked `#[event(id)]`"),
+    ("idempotency_key", "the event says it: a field `event_id: EventId`, or one marked `#[event(id)]`"),
 ];
 
 #[cfg(test)]
@@ -394,19 +327,10 @@ mod tests {
     fn the_documentation_shows_the_table() {
         let mut table = String::from("| key | value | default | meaning |\n|---|---|---|---|\n");
         for key in KEYS.iter().filter(|key| key.runtime == Runtime::Available) {
-            let Key {
-                word,
-                form,
-                default,
-                about,
-                ..
-            } = key;
+            let Key { word, form, default, about, .. } = key;
             table += &format!("| `{word}` | {} | {default} | {about} |\n", form.describe());
         }
         let docs = include_str!("../../../idem-runtime/src/attribute.md");
-        assert!(
-            docs.contains(&table),
-            "put this into the documentation of the attribute:\n{table}"
-        );
+        assert!(docs.contains(&table), "put this into the documentation of the attribute:\n{table}");
     }
 }

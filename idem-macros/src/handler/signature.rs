@@ -4,7 +4,7 @@
 use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::parse::{Parse, ParseStream};
-use syn::{Attribute, FnArg, PatType, ReturnType, Safety, Signature, Type, Visibility};
+use syn::{Attribute, FnArg, PatType, ReturnType, Safety, Signature, Token, Type, Visibility};
 
 use crate::diag::{Diag, Site, site};
 
@@ -22,6 +22,7 @@ pub struct Handler {
 struct Item {
     attrs: Vec<Attribute>,
     sig: Signature,
+    has_body: bool,
 }
 
 impl Parse for Item {
@@ -29,23 +30,29 @@ impl Parse for Item {
         let attrs = Attribute::parse_outer(input)?;
         input.parse::<Visibility>()?;
         let sig = input.parse()?;
+        let has_body = !input.peek(Token![;]);
         input.parse::<TokenStream>()?;
-        Ok(Self { attrs, sig })
+        Ok(Self { attrs, sig, has_body })
     }
 }
 
 /// Reads the item; `None` when its signature has a mistake.
 pub fn read(item: TokenStream, diag: &mut Diag) -> Option<Handler> {
-    let Ok(Item { attrs, sig }) = syn::parse2(item.clone()) else {
+    let Ok(Item { attrs, sig, has_body }) = syn::parse2(item.clone()) else {
         no_function(item, diag);
         return None;
     };
-    // A new collector tells this function's errors from those of the arguments.
+    // Counted here, because the collector holds the errors of the arguments too.
     let mut found = 0;
     let mut error = |site: Site, message: String, help: String| {
         diag.error(site, message).help(help);
         found += 1;
     };
+    if !has_body {
+        let message = format!("the handler `{}` is no free function", sig.ident);
+        error(site(&sig.ident), message, format!("{} {{ .. }}", wanted(&sig)));
+        return None;
+    }
     qualifiers(&sig, &mut error);
     repeated_attribute(&attrs, &sig, &mut error);
     let roles = parameters(&sig, &mut error);
@@ -55,24 +62,16 @@ pub fn read(item: TokenStream, diag: &mut Diag) -> Option<Handler> {
     }
     let (tx, event, params) = roles?;
     let deprecated = attrs.iter().any(|attr| attr.path().is_ident("deprecated"));
-    Some(Handler {
-        ident: sig.ident,
-        deprecated,
-        tx,
-        event,
-        params,
-        output: output?,
-    })
+    Some(Handler { ident: sig.ident, deprecated, tx, event, params, output: output? })
 }
 
+/// Takes the place, the message and the help of one error.
 type Error<'a> = dyn FnMut(Site, String, String) + 'a;
 
 /// The attribute on something else than a function.
 fn no_function(item: TokenStream, diag: &mut Diag) {
-    const ITEMS: &[&str] = &[
-        "struct", "enum", "union", "trait", "impl", "mod", "const", "static", "type", "use",
-        "extern",
-    ];
+    const ITEMS: &[&str] =
+        &["struct", "enum", "union", "trait", "impl", "mod", "const", "static", "type", "use", "extern"];
     let keyword = item.into_iter().find_map(|token| match token {
         TokenTree::Ident(ident) if ITEMS.iter().any(|item| ident == item) => Some(ident),
         _ => None,
@@ -81,11 +80,8 @@ fn no_function(item: TokenStream, diag: &mut Diag) {
         Some(keyword) => (keyword.span(), format!(", not on `{keyword}`")),
         None => (Span::call_site(), String::new()),
     };
-    diag.error(
-        span,
-        format!("`#[idempotent_handler(..)]` goes on a free async fn{what}"),
-    )
-    .help("`async fn on_order(tx: &mut Tx<'_>, event: OrderConfirmed) -> HandlerResult { .. }`");
+    diag.error(span, format!("`#[idempotent_handler(..)]` goes on a free async fn{what}"))
+        .help("`async fn on_order(tx: &mut Tx<'_>, event: OrderConfirmed) -> HandlerResult { .. }`");
 }
 
 /// Everything between `pub` and the parameters, and what a registered function can't have.
@@ -93,11 +89,7 @@ fn qualifiers(sig: &Signature, error: &mut Error) {
     let name = &sig.ident;
     let whole = wanted(sig);
     if sig.asyncness.is_none() {
-        error(
-            site(&sig.fn_token),
-            format!("the handler `{name}` is not async"),
-            whole.clone(),
-        );
+        error(site(&sig.fn_token), format!("the handler `{name}` is not async"), whole.clone());
     }
     let mut refuse = |site: Site, what: &str| {
         error(site, format!("a handler can't be {what}"), whole.clone());
@@ -106,10 +98,7 @@ fn qualifiers(sig: &Signature, error: &mut Error) {
         refuse(site(token), "`const`");
     }
     if let Safety::Unsafe(token) = &sig.safety {
-        refuse(
-            site(token),
-            "`unsafe`: nothing calls it that could keep its promises",
-        );
+        refuse(site(token), "`unsafe`: nothing calls it that could keep its promises");
     }
     if let Some(abi) = &sig.abi {
         refuse(site(abi), "`extern`");
@@ -119,10 +108,7 @@ fn qualifiers(sig: &Signature, error: &mut Error) {
     }
     let generics = &sig.generics;
     if !generics.params.is_empty() {
-        refuse(
-            site(&generics.params),
-            "generic: it is registered once, for one event",
-        );
+        refuse(site(&generics.params), "generic: it is registered once, for one event");
     } else if let Some(clause) = &generics.where_clause {
         refuse(site(&clause.where_token), "generic, so it needs no `where`");
     }
@@ -130,12 +116,7 @@ fn qualifiers(sig: &Signature, error: &mut Error) {
 
 /// Two registrations of one function would be two handlers of the same name.
 fn repeated_attribute(attrs: &[Attribute], sig: &Signature, error: &mut Error) {
-    let ours = |attr: &&Attribute| {
-        attr.path()
-            .segments
-            .last()
-            .is_some_and(|last| last.ident == "idempotent_handler")
-    };
+    let ours = |attr: &&Attribute| attr.path().segments.last().is_some_and(|last| last.ident == "idempotent_handler");
     if let Some(second) = attrs.iter().find(ours) {
         error(
             site(second),
@@ -152,11 +133,7 @@ fn parameters(sig: &Signature, error: &mut Error) -> Option<(Site, Site, Vec<Sit
     for input in &sig.inputs {
         let attrs = match input {
             FnArg::Receiver(receiver) => {
-                error(
-                    site(receiver),
-                    format!("the handler `{name}` is no method"),
-                    wanted(sig),
-                );
+                error(site(receiver), format!("the handler `{name}` is no method"), wanted(sig));
                 return None;
             }
             FnArg::Typed(input) => {
@@ -166,41 +143,22 @@ fn parameters(sig: &Signature, error: &mut Error) -> Option<(Site, Site, Vec<Sit
         };
         if let Some(cfg) = attrs.iter().find(|attr| attr.path().is_ident("cfg")) {
             let help = "put `#[cfg(..)]` on two whole functions".to_owned();
-            error(
-                site(cfg),
-                "a handler's parameter can't be conditional".to_owned(),
-                help,
-            );
+            error(site(cfg), "a handler's parameter can't be conditional".to_owned(), help);
         }
-        if let Type::ImplTrait(ty) = &*input_type(input)? {
+        if let Type::ImplTrait(ty) = input_type(input)? {
             let help = "name the type: a handler is registered once, for one event".to_owned();
-            error(
-                site(ty),
-                format!("`{}` is no type of its own", show(ty)),
-                help,
-            );
+            error(site(ty), format!("`{}` is no type of its own", show(ty)), help);
         }
     }
     let [tx, event, params @ ..] = typed.as_slice() else {
-        let what = if typed.is_empty() {
-            "no parameters"
-        } else {
-            "one parameter"
-        };
+        let what = if typed.is_empty() { "no parameters" } else { "one parameter" };
         let at = sig.paren_token.span.join().into();
-        let message =
-            format!("the handler `{name}` has {what}, and takes a transaction and an event");
+        let message = format!("the handler `{name}` has {what}, and takes a transaction and an event");
         error(at, message, wanted(sig));
         return None;
     };
-    if last_segment(&event.ty).as_deref() == Some("Tx")
-        && last_segment(&tx.ty).as_deref() != Some("Tx")
-    {
-        error(
-            site(tx),
-            format!("the transaction comes first in the handler `{name}`"),
-            wanted(sig),
-        );
+    if last_segment(&event.ty).as_deref() == Some("Tx") && last_segment(&tx.ty).as_deref() != Some("Tx") {
+        error(site(tx), format!("the transaction comes first in the handler `{name}`"), wanted(sig));
         return None;
     }
     transaction(tx, error);
@@ -208,11 +166,7 @@ fn parameters(sig: &Signature, error: &mut Error) -> Option<(Site, Site, Vec<Sit
     for param in params {
         further(param, error);
     }
-    Some((
-        site(&tx.ty),
-        site(&event.ty),
-        params.iter().map(|param| site(&param.ty)).collect(),
-    ))
+    Some((site(&tx.ty), site(&event.ty), params.iter().map(|param| site(&param.ty)).collect()))
 }
 
 fn input_type(input: &FnArg) -> Option<&Type> {
@@ -231,16 +185,11 @@ fn transaction(tx: &PatType, error: &mut Error) {
     let ty = site(&tx.ty);
     match &*tx.ty {
         Type::Reference(reference) if reference.mutability.is_none() => {
-            error(
-                ty,
-                "the transaction is borrowed mutably: every query needs it so".to_owned(),
-                help,
-            );
+            error(ty, "the transaction is borrowed mutably: every query needs it so".to_owned(), help);
         }
         Type::Reference(_) => {
             // A lifetime is a quote and an identifier.
-            let is_static =
-                |token: &TokenTree| matches!(token, TokenTree::Ident(ident) if ident == "static");
+            let is_static = |token: &TokenTree| matches!(token, TokenTree::Ident(ident) if ident == "static");
             let tokens = flat_idents(tx.ty.to_token_stream());
             if let Some(token) = tokens.iter().find(|token| is_static(token)) {
                 let message = "the transaction ends with the handler's event, and is not `'static`";
@@ -248,11 +197,7 @@ fn transaction(tx: &PatType, error: &mut Error) {
             }
         }
         _ => {
-            error(
-                ty,
-                "the transaction is borrowed: the library commits it".to_owned(),
-                help,
-            );
+            error(ty, "the transaction is borrowed: the library commits it".to_owned(), help);
         }
     }
 }
@@ -263,11 +208,7 @@ fn event_by_value(event: &PatType, error: &mut Error) {
     match &*event.ty {
         Type::Reference(reference) => {
             let help = format!("`{name}: {}`", show(&reference.elem));
-            error(
-                site(&event.ty),
-                "the event belongs to the handler: take it by value".to_owned(),
-                help,
-            );
+            error(site(&event.ty), "the event belongs to the handler: take it by value".to_owned(), help);
         }
         ty if last_segment(ty).as_deref() == Some("Vec") => {
             let message = "batches are not available yet: a call takes one event";
@@ -290,11 +231,7 @@ fn further(param: &PatType, error: &mut Error) {
         error(site(&param.ty), message, help);
     } else if last_segment(&param.ty).as_deref() == Some("MoneyClient") {
         let help = "behind the event a handler takes `State<T>` and `Delivery`".to_owned();
-        error(
-            site(&param.ty),
-            "`MoneyClient` is not available yet".to_owned(),
-            help,
-        );
+        error(site(&param.ty), "`MoneyClient` is not available yet".to_owned(), help);
     }
 }
 
@@ -302,10 +239,7 @@ fn output(sig: &Signature, error: &mut Error) -> Option<Site> {
     match &sig.output {
         ReturnType::Type(_, ty) => Some(site(ty)),
         ReturnType::Default => {
-            let message = format!(
-                "the handler `{}` returns nothing, so it could never fail",
-                sig.ident
-            );
+            let message = format!("the handler `{}` returns nothing, so it could never fail", sig.ident);
             let help = "return `HandlerResult`, and `Ok(())` at the end".to_owned();
             error(sig.paren_token.span.close().into(), message, help);
             None
@@ -324,25 +258,12 @@ fn wanted(sig: &Signature) -> String {
             ty => ty,
         })
         .find(|ty| {
-            let parameter =
-                |last: &str| sig.generics.type_params().any(|param| param.ident == last);
-            let known = [
-                "Tx",
-                "State",
-                "Delivery",
-                "MoneyClient",
-                "PgConnection",
-                "Transaction",
-                "Vec",
-            ];
-            last_segment(ty)
-                .is_some_and(|last| !known.contains(&last.as_str()) && !parameter(&last))
+            let parameter = |last: &str| sig.generics.type_params().any(|param| param.ident == last);
+            let known = ["Tx", "State", "Delivery", "MoneyClient", "PgConnection", "Transaction", "Vec"];
+            last_segment(ty).is_some_and(|last| !known.contains(&last.as_str()) && !parameter(&last))
         })
         .map_or_else(|| "OrderConfirmed".to_owned(), show);
-    format!(
-        "`async fn {}(tx: &mut Tx<'_>, event: {event}) -> HandlerResult`",
-        sig.ident
-    )
+    format!("`async fn {}(tx: &mut Tx<'_>, event: {event}) -> HandlerResult`", sig.ident)
 }
 
 /// The last name of a path, also behind a reference.
@@ -373,15 +294,9 @@ fn flat_idents(tokens: TokenStream) -> Vec<TokenTree> {
 /// Tokens as one would write them.
 fn show(tokens: &impl ToTokens) -> String {
     let mut text = tokens.to_token_stream().to_string();
-    for (spaced, tight) in [
-        (" < ", "<"),
-        ("< ", "<"),
-        (" >", ">"),
-        (" :: ", "::"),
-        (":: ", "::"),
-        ("& ", "&"),
-        (" ,", ","),
-    ] {
+    for (spaced, tight) in
+        [(" < ", "<"), ("< ", "<"), (" >", ">"), (" :: ", "::"), (":: ", "::"), ("& ", "&"), (" ,", ",")]
+    {
         text = text.replace(spaced, tight);
     }
     text

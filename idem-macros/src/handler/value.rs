@@ -79,9 +79,7 @@ fn kafka(key: &Key, site: Site, name: String, diag: &mut Diag) -> Option<Kind> {
         names::NameError::Character { .. } => {
             let allowed = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
             let name = name.replace(|c| !allowed(c), "-");
-            report.help(format!(
-                "Kafka allows ASCII letters, digits, `.`, `_` and `-`: `{word} = \"{name}\"`"
-            ));
+            report.help(format!("Kafka allows ASCII letters, digits, `.`, `_` and `-`: `{word} = \"{name}\"`"));
         }
         _ => {
             report.help(format!("`{word} = {example}`"));
@@ -93,8 +91,7 @@ fn kafka(key: &Key, site: Site, name: String, diag: &mut Diag) -> Option<Kind> {
 fn text_of(key: &Key, site: Site, text: String, diag: &mut Diag) -> Option<Kind> {
     if text.is_empty() {
         let Key { word, example, .. } = key;
-        diag.error(site, format!("`{word}` is empty"))
-            .help(format!("`{word} = {example}`, or leave it out"));
+        diag.error(site, format!("`{word}` is empty")).help(format!("`{word} = {example}`, or leave it out"));
         return None;
     }
     Some(Kind::Text(text))
@@ -112,14 +109,7 @@ fn one_of(key: &Key, words: &[&str], site: Site, text: String, diag: &mut Diag) 
     None
 }
 
-fn integer(
-    key: &Key,
-    min: u64,
-    max: u64,
-    site: Site,
-    number: u64,
-    diag: &mut Diag,
-) -> Option<Kind> {
+fn integer(key: &Key, min: u64, max: u64, site: Site, number: u64, diag: &mut Diag) -> Option<Kind> {
     if (min..=max).contains(&number) {
         return Some(Kind::Integer(number));
     }
@@ -160,29 +150,19 @@ fn tiers(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Vec<Duratio
     for element in list.split(is_comma).filter(|element| !element.is_empty()) {
         let site = site(&element.iter().cloned().collect::<TokenStream>());
         let Some(Lit::Str(text)) = literal(element) else {
-            diag.error(site, "a delay is a string literal")
-                .help(format!("`{} = {}`", key.word, help()));
+            diag.error(site, "a delay is a string literal").help(format!("`{} = {}`", key.word, help()));
             return None;
         };
         tiers.push((duration(key, site, &text.value(), help, diag)?, site));
     }
     if let Some([(before, _), (tier, site)]) = tiers.array_windows().find(|[a, b]| a.0 >= b.0) {
-        let (before, tier) = (
-            names::render_duration(*before),
-            names::render_duration(*tier),
-        );
+        let (before, tier) = (names::render_duration(*before), names::render_duration(*tier));
         let mut sorted: Vec<Duration> = tiers.iter().map(|(tier, _)| *tier).collect();
         sorted.sort();
         sorted.dedup();
-        let sorted: Vec<String> = sorted
-            .into_iter()
-            .map(|tier| format!("{:?}", names::render_duration(tier)))
-            .collect();
-        diag.error(
-            *site,
-            format!("the delay {tier} is not longer than {before} before it"),
-        )
-        .help(format!(
+        let sorted: Vec<String> =
+            sorted.into_iter().map(|tier| format!("{:?}", names::render_duration(tier))).collect();
+        diag.error(*site, format!("the delay {tier} is not longer than {before} before it")).help(format!(
             "put the shortest first: `{} = [{}]`",
             key.word,
             sorted.join(", ")
@@ -209,14 +189,9 @@ fn corrected(key: &Key, tokens: &[TokenTree]) -> Option<String> {
             "false" | "no" | "off" | "0" => Some("false".to_owned()),
             _ => None,
         },
-        (Form::Bool, Some(Lit::Int(number))) => Some(
-            if number.base10_digits() == "0" {
-                "false"
-            } else {
-                "true"
-            }
-            .to_owned(),
-        ),
+        (Form::Bool, Some(Lit::Int(number))) => {
+            Some(if number.base10_digits() == "0" { "false" } else { "true" }.to_owned())
+        }
         (Form::Integer { min, max }, Some(Lit::Str(text))) => {
             let number: u64 = text.value().trim().parse().ok()?;
             (min..=max).contains(&number).then(|| number.to_string())
@@ -231,16 +206,11 @@ fn corrected(key: &Key, tokens: &[TokenTree]) -> Option<String> {
                 [TokenTree::Group(group)] => group.stream().into_iter().collect(),
                 _ => tokens.to_vec(),
             };
-            let elements: Option<Vec<String>> = elements
-                .split(is_comma)
-                .filter(|element| !element.is_empty())
-                .map(quoted_duration)
-                .collect();
+            let elements: Option<Vec<String>> =
+                elements.split(is_comma).filter(|element| !element.is_empty()).map(quoted_duration).collect();
             elements.map(|elements| format!("[{}]", elements.join(", ")))
         }
-        (Form::Kafka, _) => {
-            quoted(tokens).filter(|text| names::check(text.trim_matches('"')).is_ok())
-        }
+        (Form::Kafka, _) => quoted(tokens).filter(|text| names::check(text.trim_matches('"')).is_ok()),
         (Form::OneOf(words), _) => {
             let text = quoted(tokens)?;
             let near = suggest::nearest(text.trim_matches('"'), words.iter().copied())?;
@@ -270,10 +240,7 @@ fn quoted(tokens: &[TokenTree]) -> Option<String> {
             tokens.iter().map(ToString::to_string).collect()
         }
     };
-    let printable = !text.is_empty()
-        && text
-            .chars()
-            .all(|c| !c.is_control() && c != '"' && c != '\\');
+    let printable = !text.is_empty() && text.chars().all(|c| !c.is_control() && c != '"' && c != '\\');
     printable.then(|| format!("\"{text}\""))
 }
 
@@ -282,8 +249,5 @@ fn quoted_duration(tokens: &[TokenTree]) -> Option<String> {
     let text = quoted(tokens)?;
     let text = text.trim_matches('"').replace('_', "");
     let seconds = format!("{text}s");
-    [text, seconds]
-        .into_iter()
-        .find(|text| names::parse_duration(text).is_ok())
-        .map(|text| format!("{text:?}"))
+    [text, seconds].into_iter().find(|text| names::parse_duration(text).is_ok()).map(|text| format!("{text:?}"))
 }
