@@ -33,22 +33,12 @@ pub const fn millis(millis: u64) -> std::time::Duration {
 }
 
 /// A handler from its parts. `call` is the only code that calls the user's function.
-pub fn handler<C>(
-    spec: HandlerSpec,
-    decode: DecodeFn,
-    needs: &[Option<StateNeed>],
-    call: C,
-) -> Handler
+pub fn handler<C>(spec: HandlerSpec, decode: DecodeFn, needs: &[Option<StateNeed>], call: C) -> Handler
 where
     C: for<'a> Fn(&'a mut Tx<'_>, Payload, ParamSource<'a>) -> BoxFuture<'a, HandlerResult>,
     C: Send + Sync + 'static,
 {
-    Handler {
-        spec,
-        decode,
-        call: Arc::new(call),
-        needs: needs.iter().copied().flatten().collect(),
-    }
+    Handler { spec, decode, call: Arc::new(call), needs: needs.iter().copied().flatten().collect() }
 }
 
 /// An event whose type has been erased.
@@ -98,10 +88,7 @@ where
     EventSlot {
         decode: |payload| {
             let event = E::decode(payload)?;
-            Ok(DecodedEvent {
-                id: event.event_id(),
-                event: Box::new(event),
-            })
+            Ok(DecodedEvent { id: event.event_id(), event: Box::new(event) })
         },
         take: |payload| match payload.downcast() {
             Ok(event) => *event,
@@ -149,10 +136,7 @@ pub trait Param: Sized + 'static {
 
 impl<T: 'static> Param for State<T> {
     fn need() -> Option<StateNeed> {
-        Some(StateNeed {
-            id: TypeId::of::<T>(),
-            type_name: std::any::type_name::<T>(),
-        })
+        Some(StateNeed { id: TypeId::of::<T>(), type_name: std::any::type_name::<T>() })
     }
 
     fn take(source: ParamSource<'_>) -> Self {
@@ -182,10 +166,7 @@ pub fn param<P>() -> ParamSlot<P>
 where
     P: Param,
 {
-    ParamSlot {
-        need: P::need,
-        take: P::take,
-    }
+    ParamSlot { need: P::need, take: P::take }
 }
 
 impl<P> ParamSlot<P> {
@@ -243,9 +224,7 @@ pub fn output<O>() -> OutputSlot<O>
 where
     O: Outcome,
 {
-    OutputSlot {
-        convert: O::into_result,
-    }
+    OutputSlot { convert: O::into_result }
 }
 
 /// The handler's future, without its type. `Send` is asked of the future itself: behind an
@@ -312,10 +291,7 @@ pub fn never<T>() -> T {
 /// What is registered in this program, by name.
 #[must_use]
 pub fn registered() -> Vec<HandlerSpec> {
-    Registration::all()
-        .iter()
-        .map(|handler| handler.spec)
-        .collect()
+    crate::registry::handlers().iter().map(|handler| handler.spec).collect()
 }
 
 #[cfg(test)]
@@ -353,10 +329,7 @@ mod tests {
     #[test]
     fn a_future_keeps_its_result() {
         let refused = async { Err::<(), _>(HandlerError::permanent("no")) };
-        let result = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap()
-            .block_on(erase(refused, output()));
+        let result = tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(erase(refused, output()));
         assert_eq!(result.unwrap_err().to_string(), "permanent: no");
     }
 }

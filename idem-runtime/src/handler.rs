@@ -203,9 +203,7 @@ pub type DecodeFn = fn(&[u8]) -> Result<DecodedEvent, DecodeError>;
 ///
 /// A closure rather than a function pointer: it carries how each parameter is made.
 pub type CallFn = Arc<
-    dyn for<'a> Fn(&'a mut Tx<'_>, Box<dyn Any + Send>, ParamSource<'a>) -> BoxFuture<'a, HandlerResult>
-        + Send
-        + Sync,
+    dyn for<'a> Fn(&'a mut Tx<'_>, Box<dyn Any + Send>, ParamSource<'a>) -> BoxFuture<'a, HandlerResult> + Send + Sync,
 >;
 
 /// A handler as the pipeline drives it.
@@ -227,14 +225,6 @@ impl Registration {
     #[must_use]
     pub const fn new(build: fn() -> Handler) -> Self {
         Self { build }
-    }
-
-    /// Every handler that is linked into this program, by name: the inventory's own order is
-    /// the linker's.
-    pub(crate) fn all() -> Vec<Handler> {
-        let mut handlers: Vec<Handler> = inventory::iter::<Self>.into_iter().map(|one| (one.build)()).collect();
-        handlers.sort_by_key(|handler| handler.spec.name);
-        handlers
     }
 }
 

@@ -1,1 +1,26 @@
+//! The harness of the workspace's tests: real Kafka, real PostgreSQL, a proxy that cuts
+//! connections, child processes that can be killed.
+//!
+//! A harness that can't do its work panics with one clear message: there is no test without it.
+//! Everything that is started ends with the test process, even if that is killed.
 
+pub mod child;
+pub mod client;
+pub mod env;
+mod headers;
+pub mod java;
+pub mod kafka;
+pub mod postgres;
+pub mod proxy;
+mod records;
+mod statements;
+pub mod wait;
+
+pub use child::Program;
+pub use client::{Client, Committed};
+pub use env::TestEnv;
+pub use idem_runtime::testing::{MockBroker, Postgres};
+pub use kafka::Kafka;
+pub use proxy::{Fault, Proxy};
+pub use records::{ReadRecord, Record};
+pub use wait::{eventually, eventually_some};
