@@ -50,7 +50,7 @@ pub fn read(item: TokenStream, diag: &mut Diag) -> Option<Handler> {
     };
     if !has_body {
         let message = format!("the handler `{}` is no free function", sig.ident);
-        error(site(&sig.ident), message, format!("{} {{ .. }}", wanted(&sig)));
+        error(site(&sig.ident), message, format!("write it outside of the trait: {}", wanted(&sig)));
         return None;
     }
     qualifiers(&sig, &mut error);
@@ -222,17 +222,23 @@ fn event_by_value(event: &PatType, error: &mut Error) {
     }
 }
 
-/// `state: &State<T>` and `payments: MoneyClient`.
+/// `other: &mut Tx<'_>`, `state: &State<T>` and `payments: MoneyClient`.
 fn further(param: &PatType, error: &mut Error) {
     let name = show(&param.pat);
-    if let Type::Reference(reference) = &*param.ty {
+    let last = last_segment(&param.ty);
+    let (message, help) = if last.as_deref() == Some("Tx") {
+        let help = "use the first parameter; `tx.begin()` is a savepoint".to_owned();
+        ("a handler has one transaction".to_owned(), help)
+    } else if let Type::Reference(reference) = &*param.ty {
         let help = format!("`{name}: {}`", show(&reference.elem));
-        let message = format!("`{name}` is made for each call: take it by value");
-        error(site(&param.ty), message, help);
-    } else if last_segment(&param.ty).as_deref() == Some("MoneyClient") {
+        (format!("`{name}` is made for each call: take it by value"), help)
+    } else if last.as_deref() == Some("MoneyClient") {
         let help = "behind the event a handler takes `State<T>` and `Delivery`".to_owned();
-        error(site(&param.ty), "`MoneyClient` is not available yet".to_owned(), help);
-    }
+        ("`MoneyClient` is not available yet".to_owned(), help)
+    } else {
+        return;
+    };
+    error(site(&param.ty), message, help);
 }
 
 fn output(sig: &Signature, error: &mut Error) -> Option<Site> {
