@@ -96,7 +96,7 @@ impl Builder {
         self
     }
 
-    /// Runs; see [`run`]. Needs tokio's multi-threaded runtime.
+    /// Runs; see [`run`].
     ///
     /// # Errors
     /// See [`RunError`].

@@ -1,13 +1,14 @@
 //! The topics a group needs: found, made, or named.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 use super::producer::LogContext;
-use super::{client_config, names};
+use super::{client_config, names, on_thread};
 use crate::config::Config;
 
 /// What one group needs.
@@ -37,8 +38,8 @@ const HEADER_BYTES: u64 = 64 * 1024;
 /// Makes the missing retry, replay and dead letter topics, or names them. Returns the names of all
 /// topics of the cluster.
 pub(crate) async fn ensure(config: &Config, needs: &[Need]) -> Result<HashSet<String>, TopicError> {
-    let client: AdminClient<LogContext> = client_config::admin(config).create_with_context(LogContext)?;
-    let partitions = partition_counts(&client)?;
+    let client: Arc<AdminClient<LogContext>> = Arc::new(client_config::admin(config).create_with_context(LogContext)?);
+    let partitions = partition_counts(&client).await?;
     for need in needs {
         for topic in need.topics.iter().filter(|topic| !partitions.contains_key(**topic)) {
             tracing::warn!(group = need.group, topic, "the topic does not exist yet; it is read once it does");
@@ -105,7 +106,7 @@ fn wanted(config: &Config, need: &Need, partitions: &BTreeMap<String, i32>) -> V
         .collect()
 }
 
-async fn create(client: &AdminClient<LogContext>, needs: &[Need], missing: Vec<Wanted>) -> Result<(), TopicError> {
+async fn create(client: &Arc<AdminClient<LogContext>>, needs: &[Need], missing: Vec<Wanted>) -> Result<(), TopicError> {
     let options = AdminOptions::new().request_timeout(Some(REQUEST)).operation_timeout(Some(REQUEST));
     let limits = message_limits(client, needs, &options).await?;
     let texts: Vec<(String, String)> = missing
@@ -151,7 +152,7 @@ async fn create(client: &AdminClient<LogContext>, needs: &[Need], missing: Vec<W
         return Err(TopicError::Missing(refused));
     }
     for _ in 0..50 {
-        let visible = partition_counts(client)?;
+        let visible = partition_counts(client).await?;
         if missing.iter().all(|topic| visible.contains_key(&topic.name)) {
             break;
         }
@@ -185,9 +186,10 @@ async fn message_limits(
         .collect())
 }
 
-fn partition_counts(client: &AdminClient<LogContext>) -> Result<BTreeMap<String, i32>, KafkaError> {
-    // The client's own call blocks; so does nothing else while the topics are looked at.
-    let metadata = tokio::task::block_in_place(|| client.inner().fetch_metadata(None, REQUEST))?;
+async fn partition_counts(client: &Arc<AdminClient<LogContext>>) -> Result<BTreeMap<String, i32>, KafkaError> {
+    let client = Arc::clone(client);
+    let metadata = on_thread(move || client.inner().fetch_metadata(None, REQUEST)).await;
+    let metadata = metadata.unwrap_or(Err(KafkaError::Global(RDKafkaErrorCode::Fail)))?;
     Ok(metadata
         .topics()
         .iter()

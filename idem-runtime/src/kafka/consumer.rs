@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
@@ -19,9 +19,9 @@ use rdkafka::types::RDKafkaRespErr;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::client_config;
 use super::producer::log_line;
 use super::record::Record;
+use super::{client_config, on_thread};
 use crate::config::Config;
 use crate::decide::position::{Committed, CommittedBy};
 
@@ -101,6 +101,7 @@ impl Consumer {
             slots: HashMap::new(),
             full: 0,
             rewinds: Vec::new(),
+            warned: None,
         };
         std::thread::Builder::new()
             .name(format!("idem-poll-{group}"))
@@ -202,10 +203,9 @@ impl Consumer {
         request: impl FnOnce(&BaseConsumer<Context>) -> KafkaResult<T> + Send + 'static,
     ) -> KafkaResult<T> {
         let client = Arc::clone(&self.client);
-        let request = tokio::task::spawn_blocking(move || request(&client));
-        match tokio::time::timeout(REQUEST * 2, request).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) | Err(_) => Err(KafkaError::Global(RDKafkaErrorCode::RequestTimedOut)),
+        match tokio::time::timeout(REQUEST * 2, on_thread(move || request(&client))).await {
+            Ok(Some(answer)) => answer,
+            Ok(None) | Err(_) => Err(KafkaError::Global(RDKafkaErrorCode::RequestTimedOut)),
         }
     }
 }
@@ -289,7 +289,12 @@ struct PollThread {
     full: usize,
     /// Rewinds that the client could not do yet.
     rewinds: Vec<Source>,
+    /// When a broker that does not answer was last told of.
+    warned: Option<Instant>,
 }
+
+/// A broker that is away gives many errors a second; one line in this time is enough.
+const WARN_EVERY: Duration = Duration::from_secs(30);
 
 impl PollThread {
     fn run(mut self) {
@@ -429,7 +434,7 @@ impl PollThread {
         }
     }
 
-    fn failed(&self, error: KafkaError) {
+    fn failed(&mut self, error: KafkaError) {
         let event = match &error {
             KafkaError::MessageConsumptionFatal(_) => Event::Fatal(error),
             KafkaError::MessageConsumption(RDKafkaErrorCode::AutoOffsetReset) => Event::OutOfRange,
@@ -438,7 +443,10 @@ impl PollThread {
                 return;
             }
             _ => {
-                tracing::warn!(%error, "the broker is not reachable, or refuses; the client goes on trying");
+                if self.warned.is_none_or(|warned| warned.elapsed() > WARN_EVERY) {
+                    self.warned = Some(Instant::now());
+                    tracing::warn!(%error, "the broker is not reachable, or refuses; the client goes on trying");
+                }
                 return;
             }
         };

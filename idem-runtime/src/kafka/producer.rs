@@ -29,6 +29,8 @@ pub(crate) fn log_line(level: RDKafkaLogLevel, facility: &str, message: &str) {
     match level {
         // A property of the other kind of client is harmless: users give one list for both.
         _ if facility == "CONFWARN" => tracing::debug!(facility, message, "librdkafka"),
+        // Every refused connection is one; the consumer says once that the broker is away.
+        _ if facility == "FAIL" => tracing::debug!(facility, message, "librdkafka"),
         RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical | RDKafkaLogLevel::Error => {
             tracing::warn!(facility, message, "librdkafka");
         }
@@ -93,6 +95,6 @@ impl Producer {
     /// Waits for what is on its way.
     pub(crate) async fn flush(&self, bound: Duration) {
         let producer = self.inner.clone();
-        let _ = tokio::task::spawn_blocking(move || producer.flush(bound)).await;
+        let _ = super::on_thread(move || producer.flush(bound)).await;
     }
 }
