@@ -224,6 +224,15 @@ pub(crate) fn decode_json<'a, T: Deserialize<'a>>(payload: &'a [u8]) -> Result<T
     })
 }
 
+/// The payload's `event_type`, for handlers that share a topic.
+pub(crate) fn event_type(payload: &[u8]) -> Result<Option<String>, DecodeError> {
+    #[derive(serde::Deserialize)]
+    struct Peek {
+        event_type: Option<String>,
+    }
+    decode_json::<Peek>(payload).map(|peek| peek.event_type)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -280,7 +289,9 @@ mod tests {
 
     #[test]
     fn other_mistakes_are_unparsable_and_quote_nothing() {
-        for json in ["", "{", "[1]", "4111111111111111", &format!(r#"{{"event_id":"{V7}","amount":"4111111111111111"}}"#)] {
+        for json in
+            ["", "{", "[]", "4111111111111111", &format!(r#"{{"event_id":"{V7}","amount":"4111111111111111"}}"#)]
+        {
             let error = decode(json).unwrap_err();
             assert!(matches!(error, DecodeError::Unparsable { .. }), "{json}: {error}");
             assert!(!error.to_string().contains("4111"), "{error}");

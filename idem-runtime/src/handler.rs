@@ -200,7 +200,11 @@ pub struct StateNeed {
 pub type DecodeFn = fn(&[u8]) -> Result<DecodedEvent, DecodeError>;
 
 /// Calls the user's function with the erased event.
-pub type CallFn = for<'a> fn(&'a mut Tx<'_>, Box<dyn Any + Send>, ParamSource<'a>) -> BoxFuture<'a, HandlerResult>;
+///
+/// A closure rather than a function pointer: it carries how each parameter is made.
+pub type CallFn = Arc<
+    dyn for<'a> Fn(&'a mut Tx<'_>, Box<dyn Any + Send>, ParamSource<'a>) -> BoxFuture<'a, HandlerResult> + Send + Sync,
+>;
 
 /// A handler as the pipeline drives it.
 #[derive(Clone)]
@@ -214,6 +218,14 @@ pub struct Handler {
 /// What `#[idempotent_handler]` submits to the inventory.
 pub struct Registration {
     pub(crate) build: fn() -> Handler,
+}
+
+impl Registration {
+    /// Called by generated code only.
+    #[must_use]
+    pub const fn new(build: fn() -> Handler) -> Self {
+        Self { build }
+    }
 }
 
 inventory::collect!(Registration);

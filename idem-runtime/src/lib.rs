@@ -1,2 +1,45 @@
+//! Kafka handlers whose effects happen once.
+//!
+//! Kafka delivers at least once: a rebalance before the offset commit, a replay from a dead letter
+//! queue or an offset reset delivers an event again, and an account is debited twice.
+
+#![deny(unsafe_code)]
+#![warn(missing_docs)]
+
+#[doc(hidden)]
+pub mod __private;
+mod clock;
+mod config;
+mod decide;
+mod error;
+mod event;
+mod group;
+mod handler;
+mod kafka;
+mod lane;
+mod pg;
+mod pipeline;
+mod registry;
+mod run;
+mod stop;
 #[cfg(feature = "testing")]
 pub mod testing;
+
+pub use config::{Config, ConfigError, ConfigErrors};
+pub use error::{Class, Classified, ClassifyExt, Failure, HandlerError, HandlerResult};
+pub use event::{DecodeError, Event, EventId, EventIdError};
+pub use handler::{Delivery, State, Tx};
+pub use run::{Builder, Problems, RunError, builder, run};
+
+#[doc = include_str!("event.md")]
+pub use idem_macros::Event;
+#[doc = include_str!("attribute.md")]
+pub use idem_macros::idempotent_handler;
+
+/// What a program with handlers imports.
+pub mod prelude {
+    pub use crate::{
+        Class, Classified, ClassifyExt, Delivery, Event, EventId, HandlerError, HandlerResult, State, Tx,
+        idempotent_handler,
+    };
+}

@@ -28,26 +28,15 @@ impl Program {
     #[must_use]
     pub fn start(program: &Path, args: &[&str], variables: &[(String, String)]) -> Self {
         let (reader, writer) = std::io::pipe().expect("a pipe to spare");
-        let after = AfterOwner {
-            signals: &[Signal::Kill],
-            remove: None,
-        };
+        let after = AfterOwner { signals: &[Signal::Kill], remove: None };
         let started = Supervised::start(program, after, |command| {
             let errors = writer.try_clone().expect("a file handle to spare");
-            command
-                .args(args)
-                .envs(variables.iter().cloned())
-                .stdout(writer)
-                .stderr(errors);
+            command.args(args).envs(variables.iter().cloned()).stdout(writer).stderr(errors);
         });
         let process = started.unwrap_or_else(|error| panic!("{error}"));
         let output = Arc::new(Mutex::new(Vec::new()));
         collect(reader, Arc::clone(&output));
-        Self {
-            process,
-            output,
-            seen: 0,
-        }
+        Self { process, output, seen: 0 }
     }
 
     /// The program's process id.
@@ -59,10 +48,7 @@ impl Program {
     /// Everything that it has printed so far, line by line, on either output.
     #[must_use]
     pub fn output(&self) -> Vec<String> {
-        self.output
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.output.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits for a line with this text after the last line that was waited for.
@@ -74,15 +60,8 @@ impl Program {
         let (process, output, seen) = (&mut self.process, &self.output, self.seen);
         let (at, line) = eventually_some(limit, &what, async || {
             let ended = process.ended().unwrap_or_else(|error| panic!("{error}"));
-            let lines = output
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone();
-            let found = lines
-                .iter()
-                .enumerate()
-                .skip(seen)
-                .find(|(_, line)| line.contains(text));
+            let lines = output.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let found = lines.iter().enumerate().skip(seen).find(|(_, line)| line.contains(text));
             assert!(
                 found.is_some() || ended.is_none(),
                 "the program ended ({ended:?}) without {what}; it said:\n{}",
@@ -130,9 +109,7 @@ impl Program {
     /// # Panics
     /// When it can't be sent.
     pub fn signal(&mut self, signal: Signal) {
-        self.process
-            .signal(signal)
-            .unwrap_or_else(|error| panic!("{error}"));
+        self.process.signal(signal).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// How it ended, if it has.
@@ -140,9 +117,7 @@ impl Program {
     /// # Panics
     /// When the system does not say.
     pub fn ended(&mut self) -> Option<ExitStatus> {
-        self.process
-            .ended()
-            .unwrap_or_else(|error| panic!("{error}"))
+        self.process.ended().unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Waits until it has ended.
@@ -169,13 +144,8 @@ pub fn workspace_program(package: &str, bin: &str) -> PathBuf {
     build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
     let target = java::target_dir();
     build.arg("--target-dir").arg(&target).stdin(Stdio::null());
-    let status = build
-        .status()
-        .unwrap_or_else(|error| panic!("cannot run cargo: {error}"));
-    assert!(
-        status.success(),
-        "the program {bin} of package {package} does not compile"
-    );
+    let status = build.status().unwrap_or_else(|error| panic!("cannot run cargo: {error}"));
+    assert!(status.success(), "the program {bin} of package {package} does not compile");
     target.join("debug").join(bin)
 }
 
@@ -184,10 +154,7 @@ fn collect(reader: impl Read + Send + 'static, output: Arc<Mutex<Vec<String>>>) 
     thread::spawn(move || {
         for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line).into_owned();
-            output
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(line);
+            output.lock().unwrap_or_else(PoisonError::into_inner).push(line);
         }
     });
 }

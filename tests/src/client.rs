@@ -5,9 +5,7 @@ use std::future::Future;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{
-    AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication,
-};
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -37,10 +35,7 @@ impl Client {
     /// A client for the broker at this address. Nothing is connected yet.
     #[must_use]
     pub fn new(bootstrap: &str) -> Self {
-        Self {
-            bootstrap: bootstrap.to_owned(),
-            producer: OnceLock::new(),
-        }
+        Self { bootstrap: bootstrap.to_owned(), producer: OnceLock::new() }
     }
 
     /// The value for `bootstrap.servers`, and for `IDEM_KAFKA_BROKERS`.
@@ -62,9 +57,7 @@ impl Client {
         let config = self.config();
         blocking(move || {
             let consumer: BaseConsumer = config.create().expect("a plain configuration");
-            consumer
-                .fetch_metadata(None, Duration::from_secs(2))
-                .is_ok_and(|seen| !seen.brokers().is_empty())
+            consumer.fetch_metadata(None, Duration::from_secs(2)).is_ok_and(|seen| !seen.brokers().is_empty())
         })
         .await
     }
@@ -75,12 +68,7 @@ impl Client {
     }
 
     /// Creates a topic with configuration, such as `("max.message.bytes", "2000")`.
-    pub async fn create_topic_with_config(
-        &self,
-        name: &str,
-        partitions: i32,
-        config: &[(&str, &str)],
-    ) {
+    pub async fn create_topic_with_config(&self, name: &str, partitions: i32, config: &[(&str, &str)]) {
         let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
         for (key, value) in config {
             topic = topic.set(key, value);
@@ -92,27 +80,19 @@ impl Client {
     /// Sets a topic's configuration to exactly this.
     pub async fn alter_topic(&self, name: &str, config: &[(&str, &str)]) {
         let alter = AlterConfig::new(ResourceSpecifier::Topic(name));
-        let alter = config
-            .iter()
-            .fold(alter, |alter, (key, value)| alter.set(key, value));
+        let alter = config.iter().fold(alter, |alter, (key, value)| alter.set(key, value));
         let altered = self.admin().alter_configs([&alter], &options()).await;
         done(altered, &format!("alter the topic {name}"));
     }
 
     /// Deletes a topic.
     pub async fn delete_topic(&self, name: &str) {
-        done(
-            self.admin().delete_topics(&[name], &options()).await,
-            &format!("delete the topic {name}"),
-        );
+        done(self.admin().delete_topics(&[name], &options()).await, &format!("delete the topic {name}"));
     }
 
     /// Deletes a group with its offsets; it must have no members.
     pub async fn delete_group(&self, group: &str) {
-        done(
-            self.admin().delete_groups(&[group], &options()).await,
-            &format!("delete the group {group}"),
-        );
+        done(self.admin().delete_groups(&[group], &options()).await, &format!("delete the group {group}"));
     }
 
     /// The partitions of a topic; none if it does not exist.
@@ -124,9 +104,7 @@ impl Client {
     /// What a group has committed on a topic, by partition. Partitions without an offset are absent.
     pub async fn committed(&self, group: &str, topic: &str) -> BTreeMap<i32, Committed> {
         let mut config = self.config();
-        config
-            .set("group.id", group)
-            .set("enable.auto.commit", "false");
+        config.set("group.id", group).set("enable.auto.commit", "false");
         let topic = topic.to_owned();
         blocking(move || {
             let consumer: BaseConsumer = config.create().expect("a plain configuration");
@@ -144,18 +122,12 @@ impl Client {
                 }
             };
             let elements = told.elements();
-            let committed = elements
-                .iter()
-                .filter_map(|element| match element.offset() {
-                    Offset::Offset(offset) => Some((
-                        element.partition(),
-                        Committed {
-                            offset,
-                            metadata: element.metadata().to_owned(),
-                        },
-                    )),
-                    _ => None,
-                });
+            let committed = elements.iter().filter_map(|element| match element.offset() {
+                Offset::Offset(offset) => {
+                    Some((element.partition(), Committed { offset, metadata: element.metadata().to_owned() }))
+                }
+                _ => None,
+            });
             committed.collect()
         })
         .await
@@ -164,29 +136,13 @@ impl Client {
     /// Moves a group's offsets with Kafka's own tool, which clears the commit's metadata. The group
     /// must have no members. `to` is such as `["--to-earliest"]` or `["--to-offset", "7"]`.
     pub async fn reset_offsets(&self, group: &str, topic: &str, to: &[&str]) {
-        let fixed = [
-            "--bootstrap-server",
-            &self.bootstrap,
-            "--group",
-            group,
-            "--topic",
-            topic,
-        ];
-        let args = fixed
-            .iter()
-            .chain(&["--reset-offsets", "--execute"])
-            .chain(to);
+        let fixed = ["--bootstrap-server", &self.bootstrap, "--group", group, "--topic", topic];
+        let args = fixed.iter().chain(&["--reset-offsets", "--execute"]).chain(to);
         let args: Vec<String> = args.map(|arg| (*arg).to_owned()).collect();
         blocking(move || {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
-            let printed = java::run(
-                "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
-                &args,
-            );
-            assert!(
-                !printed.contains("Error:"),
-                "the offsets were not reset:\n{printed}"
-            );
+            let printed = java::run("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", &args);
+            assert!(!printed.contains("Error:"), "the offsets were not reset:\n{printed}");
         })
         .await;
     }
@@ -202,8 +158,7 @@ impl Client {
         future.timestamp = record.timestamp;
         future.headers = (!record.headers.is_empty()).then(|| headers::write(&record.headers));
         let queued = self.producer().send_result(future);
-        let queued =
-            queued.unwrap_or_else(|(error, _)| panic!("cannot produce to {topic}: {error}"));
+        let queued = queued.unwrap_or_else(|(error, _)| panic!("cannot produce to {topic}: {error}"));
         async move {
             match queued.await.expect("the producer outlives its records") {
                 Ok(delivery) => (delivery.partition, delivery.offset),
@@ -216,12 +171,8 @@ impl Client {
     pub async fn read_all(&self, topic: &str) -> Vec<ReadRecord> {
         let mut config = self.config();
         // Never joined: a name is only needed to assign partitions.
-        config
-            .set("group.id", "reader")
-            .set("enable.auto.commit", "false");
-        config
-            .set("enable.partition.eof", "true")
-            .set("auto.offset.reset", "earliest");
+        config.set("group.id", "reader").set("enable.auto.commit", "false");
+        config.set("enable.partition.eof", "true").set("auto.offset.reset", "earliest");
         let topic = topic.to_owned();
         blocking(move || read_all(&config.create().expect("a plain configuration"), &topic)).await
     }
@@ -229,9 +180,7 @@ impl Client {
     fn producer(&self) -> &FutureProducer {
         self.producer.get_or_init(|| {
             let mut config = self.config();
-            config
-                .set("linger.ms", "0")
-                .set("message.timeout.ms", "30000");
+            config.set("linger.ms", "0").set("message.timeout.ms", "30000");
             config.create().expect("a plain configuration")
         })
     }
@@ -251,9 +200,7 @@ pub struct Committed {
 }
 
 fn options() -> AdminOptions {
-    AdminOptions::new()
-        .operation_timeout(Some(LIMIT))
-        .request_timeout(Some(LIMIT))
+    AdminOptions::new().operation_timeout(Some(LIMIT)).request_timeout(Some(LIMIT))
 }
 
 /// What an administrator's request came to, for each thing it named.

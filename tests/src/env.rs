@@ -39,8 +39,7 @@ impl TestEnv {
             kafka: kafka.clone(),
             variables: BTreeMap::new(),
         };
-        env.with("IDEM_DATABASE_URL", database_url)
-            .with("IDEM_KAFKA_BROKERS", kafka.bootstrap())
+        env.with("IDEM_DATABASE_URL", database_url).with("IDEM_KAFKA_BROKERS", kafka.bootstrap())
     }
 
     /// Sets one more variable for programs.

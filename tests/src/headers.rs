@@ -17,9 +17,7 @@ pub type HeaderBytes = (Vec<u8>, Option<Vec<u8>>);
 pub(crate) fn write(headers: &[HeaderBytes]) -> OwnedHeaders {
     let owned = OwnedHeaders::new_with_capacity(headers.len());
     // A reference to rdkafka's borrowed headers is librdkafka's own pointer.
-    let native = ptr::from_ref::<BorrowedHeaders>(owned.as_borrowed())
-        .cast_mut()
-        .cast::<RDKafkaHeaders>();
+    let native = ptr::from_ref::<BorrowedHeaders>(owned.as_borrowed()).cast_mut().cast::<RDKafkaHeaders>();
     for (name, value) in headers {
         let (value, size) = match value {
             Some(value) => (value.as_ptr().cast(), value.len().cast_signed()),
@@ -27,20 +25,8 @@ pub(crate) fn write(headers: &[HeaderBytes]) -> OwnedHeaders {
         };
         // SAFETY: `native` is alive and not shared while `owned` is ours alone; name and value are
         // copied by the call, within the sizes given.
-        let added = unsafe {
-            rd_kafka_header_add(
-                native,
-                name.as_ptr().cast(),
-                name.len().cast_signed(),
-                value,
-                size,
-            )
-        };
-        assert_eq!(
-            added,
-            RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR,
-            "librdkafka refused a header"
-        );
+        let added = unsafe { rd_kafka_header_add(native, name.as_ptr().cast(), name.len().cast_signed(), value, size) };
+        assert_eq!(added, RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR, "librdkafka refused a header");
     }
     owned
 }
@@ -56,15 +42,13 @@ pub(crate) fn read(message: &BorrowedMessage<'_>) -> Vec<HeaderBytes> {
     let header = |index| {
         let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0);
         // SAFETY: `native` lives as long as the message; an index past the end is an error code.
-        let found = unsafe {
-            rd_kafka_header_get_all(native, index, &raw mut name, &raw mut value, &raw mut size)
-        };
+        let found = unsafe { rd_kafka_header_get_all(native, index, &raw mut name, &raw mut value, &raw mut size) };
         (found == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR).then(|| {
             // SAFETY: librdkafka ends names with a zero byte.
             let name = unsafe { CStr::from_ptr(name) }.to_bytes().to_vec();
             // SAFETY: a value that is not null has `size` bytes.
-            let value = (!value.is_null())
-                .then(|| unsafe { std::slice::from_raw_parts(value.cast::<u8>(), size) }.to_vec());
+            let value =
+                (!value.is_null()).then(|| unsafe { std::slice::from_raw_parts(value.cast::<u8>(), size) }.to_vec());
             (name, value)
         })
     };

@@ -37,11 +37,7 @@ pub fn arguments() -> Vec<OsString> {
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
         "-cp",
     ];
-    options
-        .into_iter()
-        .map(OsString::from)
-        .chain([class_path])
-        .collect()
+    options.into_iter().map(OsString::from).chain([class_path]).collect()
 }
 
 /// Runs one of Kafka's tools to its end and returns what it printed.
@@ -53,16 +49,8 @@ pub fn run(class: &str, args: &[&str]) -> String {
     let mut java = Command::new("java");
     java.args(arguments()).arg(class).args(args);
     let output = output(&mut java, "java", "default-jre-headless");
-    let printed = format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert!(
-        output.status.success(),
-        "{class} {} failed:\n{printed}",
-        args.join(" ")
-    );
+    let printed = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{class} {} failed:\n{printed}", args.join(" "));
     printed
 }
 
@@ -74,8 +62,7 @@ fn libraries() -> PathBuf {
     if libraries.is_dir() {
         return libraries;
     }
-    fs::create_dir_all(&harness)
-        .unwrap_or_else(|error| panic!("cannot create {}: {error}", harness.display()));
+    fs::create_dir_all(&harness).unwrap_or_else(|error| panic!("cannot create {}: {error}", harness.display()));
     // Test binaries run at the same time: one fetches, the others wait for its lock.
     let lock = File::create(harness.join("lock")).and_then(|file| file.lock().map(|()| file));
     let lock = lock.unwrap_or_else(|error| panic!("cannot lock {}: {error}", harness.display()));
@@ -88,25 +75,13 @@ fn libraries() -> PathBuf {
 
 /// Fetches the jars beside their place and moves them there when all have arrived.
 fn fetch(harness: &Path, kafka: &Path) {
-    let _ = output(
-        Command::new("java").arg("-version"),
-        "java",
-        "default-jre-headless",
-    );
+    let _ = output(Command::new("java").arg("-version"), "java", "default-jre-headless");
     let scratch = tempfile::tempdir_in(harness).expect("the harness directory was just written to");
-    fs::write(
-        scratch.path().join("pom.xml"),
-        POM.replace("VERSION", KAFKA),
-    )
-    .expect("a directory of our own is writable");
+    fs::write(scratch.path().join("pom.xml"), POM.replace("VERSION", KAFKA))
+        .expect("a directory of our own is writable");
     let mut maven = Command::new("mvn");
     maven.current_dir(scratch.path());
-    maven.args([
-        "-q",
-        "-B",
-        "dependency:copy-dependencies",
-        "-DoutputDirectory=libs",
-    ]);
+    maven.args(["-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"]);
     let fetched = output(&mut maven, "mvn", "maven");
     assert!(
         fetched.status.success(),
@@ -130,11 +105,6 @@ fn output(command: &mut Command, program: &str, package: &str) -> Output {
 /// Cargo's target directory, wherever it was told to be: cargo marks it.
 pub(crate) fn target_dir() -> PathBuf {
     let program = std::env::current_exe().expect("a test binary is a file");
-    let marked = program
-        .ancestors()
-        .find(|dir| dir.join("CACHEDIR.TAG").is_file());
-    marked.map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"),
-        Path::to_owned,
-    )
+    let marked = program.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());
+    marked.map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), Path::to_owned)
 }

@@ -40,34 +40,19 @@ impl Kafka {
     pub async fn start_with(properties: &[(&str, &str)]) -> Self {
         let ports = free_port().and_then(|broker| Ok((broker, free_port()?)));
         let (broker, controller) = ports.unwrap_or_else(|error| panic!("{error}"));
-        let home = tempfile::Builder::new()
-            .prefix("idem-kafka-")
-            .tempdir()
-            .expect("a writable temporary directory");
-        let mut text = server_properties(
-            broker,
-            controller,
-            &home.path().join("data").to_string_lossy(),
-        );
+        let home = tempfile::Builder::new().prefix("idem-kafka-").tempdir().expect("a writable temporary directory");
+        let mut text = server_properties(broker, controller, &home.path().join("data").to_string_lossy());
         for (name, value) in properties {
             text.push_str(&format!("{name}={value}\n"));
         }
-        fs::write(home.path().join("server.properties"), text)
-            .expect("a directory of our own is writable");
+        fs::write(home.path().join("server.properties"), text).expect("a directory of our own is writable");
 
         let client = Client::new(&format!("127.0.0.1:{broker}"));
-        let kafka = Self {
-            client,
-            server: Mutex::new(None),
-            home,
-        };
+        let kafka = Self { client, server: Mutex::new(None), home };
         let config = kafka.properties_path();
         let format = move || {
             // Every broker may have the same cluster id: they never meet.
-            java::run(
-                "kafka.tools.StorageTool",
-                &["format", "-t", "aWRlbS10ZXN0cy1rYWZrYQ", "-c", &config],
-            )
+            java::run("kafka.tools.StorageTool", &["format", "-t", "aWRlbS10ZXN0cy1rYWZrYQ", "-c", &config])
         };
         let _ = tokio::task::spawn_blocking(format)
             .await
@@ -113,35 +98,18 @@ impl Kafka {
     /// When it is running, or does not start.
     pub async fn start_again(&self) {
         let mut server = self.server.lock().await;
-        assert!(
-            server.is_none(),
-            "the broker is running: stop it before it is started again"
-        );
-        let log = File::create(self.home.path().join("broker.log"))
-            .expect("a directory of our own is writable");
+        assert!(server.is_none(), "the broker is running: stop it before it is started again");
+        let log = File::create(self.home.path().join("broker.log")).expect("a directory of our own is writable");
         let errors = log.try_clone().expect("a file handle to spare");
-        let after = AfterOwner {
-            signals: &[Signal::Kill],
-            remove: Some(self.home.path()),
-        };
+        let after = AfterOwner { signals: &[Signal::Kill], remove: Some(self.home.path()) };
         let started = Supervised::start("java", after, |command| {
-            command
-                .current_dir(self.home.path())
-                .stdout(log)
-                .stderr(errors);
-            command
-                .args(java::arguments())
-                .arg("kafka.Kafka")
-                .arg(self.properties_path());
+            command.current_dir(self.home.path()).stdout(log).stderr(errors);
+            command.args(java::arguments()).arg("kafka.Kafka").arg(self.properties_path());
         });
         let mut started = started.unwrap_or_else(|error| panic!("{error}"));
         eventually(LIMIT, "the Kafka broker answers", async || {
             let ended = started.ended().unwrap_or_else(|error| panic!("{error}"));
-            assert!(
-                ended.is_none(),
-                "the Kafka broker ended; it said:\n{}",
-                self.log()
-            );
+            assert!(ended.is_none(), "the Kafka broker ended; it said:\n{}", self.log());
             self.client.answers().await
         })
         .await;
@@ -155,11 +123,7 @@ impl Kafka {
     }
 
     fn properties_path(&self) -> String {
-        self.home
-            .path()
-            .join("server.properties")
-            .to_string_lossy()
-            .into_owned()
+        self.home.path().join("server.properties").to_string_lossy().into_owned()
     }
 
     async fn end(&self, signal: Signal) {

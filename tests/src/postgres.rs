@@ -15,11 +15,7 @@ use crate::Postgres;
 /// When it can't be started.
 pub async fn shared() -> &'static Postgres {
     static SHARED: OnceCell<Postgres> = OnceCell::const_new();
-    let start = async || {
-        Postgres::start()
-            .await
-            .unwrap_or_else(|error| panic!("{error}"))
-    };
+    let start = async || Postgres::start().await.unwrap_or_else(|error| panic!("{error}"));
     SHARED.get_or_init(start).await
 }
 
@@ -29,11 +25,7 @@ pub async fn shared() -> &'static Postgres {
 /// When it can't be created.
 pub async fn database() -> String {
     let name = format!("test_{}", uuid::Uuid::now_v7().simple());
-    shared()
-        .await
-        .create_database(&name)
-        .await
-        .unwrap_or_else(|error| panic!("{error}"))
+    shared().await.create_database(&name).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A small pool for what a test itself reads and writes.

@@ -61,9 +61,7 @@ impl Proxy {
     /// # Panics
     /// When it can't listen.
     pub async fn start(upstream: u16) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-            .await
-            .expect("a port to spare");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port to spare");
         let port = listener.local_addr().expect("a bound listener").port();
         let control = Arc::new(Control {
             upstream,
@@ -76,11 +74,7 @@ impl Proxy {
             frozen: watch::Sender::new(false),
         });
         let accept = tokio::spawn(accept(listener, Arc::clone(&control)));
-        Self {
-            port,
-            control,
-            accept,
-        }
+        Self { port, control, accept }
     }
 
     /// The proxy's port on 127.0.0.1.
@@ -92,22 +86,14 @@ impl Proxy {
     /// A server's URL, by way of this proxy.
     #[must_use]
     pub fn url(&self, database_url: &str) -> String {
-        database_url.replacen(
-            &format!(":{}/", self.control.upstream),
-            &format!(":{}/", self.port),
-            1,
-        )
+        database_url.replacen(&format!(":{}/", self.control.upstream), &format!(":{}/", self.port), 1)
     }
 
     /// Lets the next `times` statements that begin with `statement` (in either case) fail, on
     /// whatever connection. A second call replaces the first.
     pub fn arm(&self, fault: Fault, statement: &str, times: usize) {
         let statement = statement.to_ascii_lowercase();
-        *lock(&self.control.armed) = (times > 0).then_some(Armed {
-            fault,
-            statement,
-            times,
-        });
+        *lock(&self.control.armed) = (times > 0).then_some(Armed { fault, statement, times });
     }
 
     /// How often a fault has happened.
@@ -156,11 +142,7 @@ impl Control {
     fn fault_for(&self, statement: &str) -> Option<Fault> {
         let mut slot = lock(&self.armed);
         let armed = slot.as_mut()?;
-        if !statement
-            .trim_start()
-            .to_ascii_lowercase()
-            .starts_with(&armed.statement)
-        {
+        if !statement.trim_start().to_ascii_lowercase().starts_with(&armed.statement) {
             return None;
         }
         let fault = armed.fault;
@@ -194,9 +176,7 @@ async fn connection(client: TcpStream, control: Arc<Control>) {
         return;
     };
     // Small messages, each waited for.
-    let _ = client
-        .set_nodelay(true)
-        .and_then(|()| server.set_nodelay(true));
+    let _ = client.set_nodelay(true).and_then(|()| server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     let link = Link::default();
@@ -229,9 +209,7 @@ async fn requests(
         } else {
             Frame::read_untyped(&mut client).await?
         };
-        let fault = statements
-            .executed_by(&frame)
-            .and_then(|statement| control.fault_for(&statement));
+        let fault = statements.executed_by(&frame).and_then(|statement| control.fault_for(&statement));
         match fault {
             Some(Fault::CutBefore) => {
                 control.count(Fault::CutBefore);

@@ -26,52 +26,32 @@ pub struct Record<'a> {
 impl<'a> Record<'a> {
     /// A record without key, value or headers.
     pub fn to(topic: &'a str) -> Self {
-        Self {
-            topic,
-            partition: None,
-            key: None,
-            value: None,
-            timestamp: None,
-            headers: Vec::new(),
-        }
+        Self { topic, partition: None, key: None, value: None, timestamp: None, headers: Vec::new() }
     }
 
     /// The partition; otherwise the key's hash chooses it.
     pub fn partition(self, partition: i32) -> Self {
-        Self {
-            partition: Some(partition),
-            ..self
-        }
+        Self { partition: Some(partition), ..self }
     }
 
     /// The key.
     pub fn key(self, key: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        Self {
-            key: Some(key.as_ref()),
-            ..self
-        }
+        Self { key: Some(key.as_ref()), ..self }
     }
 
     /// The value.
     pub fn value(self, value: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
-        Self {
-            value: Some(value.as_ref()),
-            ..self
-        }
+        Self { value: Some(value.as_ref()), ..self }
     }
 
     /// The timestamp, in milliseconds since the Unix epoch.
     pub fn timestamp(self, millis: i64) -> Self {
-        Self {
-            timestamp: Some(millis),
-            ..self
-        }
+        Self { timestamp: Some(millis), ..self }
     }
 
     /// One more header, of any bytes.
     pub fn header(mut self, name: impl AsRef<[u8]>, value: Option<&[u8]>) -> Self {
-        self.headers
-            .push((name.as_ref().to_vec(), value.map(<[u8]>::to_vec)));
+        self.headers.push((name.as_ref().to_vec(), value.map(<[u8]>::to_vec)));
         self
     }
 }
@@ -92,13 +72,8 @@ impl ReadRecord {
     /// The first value of the header with this name, as text for comparison.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<String> {
-        let (_, value) = self
-            .headers
-            .iter()
-            .find(|(found, _)| found == name.as_bytes())?;
-        value
-            .as_deref()
-            .map(|value| String::from_utf8_lossy(value).into_owned())
+        let (_, value) = self.headers.iter().find(|(found, _)| found == name.as_bytes())?;
+        value.as_deref().map(|value| String::from_utf8_lossy(value).into_owned())
     }
 }
 
@@ -106,13 +81,8 @@ impl ReadRecord {
 pub(crate) fn partitions(consumer: &BaseConsumer, topic: &str) -> Vec<i32> {
     let seen = consumer.fetch_metadata(Some(topic), LIMIT);
     let seen = seen.unwrap_or_else(|error| panic!("cannot look at the topic {topic}: {error}"));
-    let found = seen
-        .topics()
-        .iter()
-        .find(|found| found.name() == topic && found.error().is_none());
-    found.map_or_else(Vec::new, |found| {
-        found.partitions().iter().map(|each| each.id()).collect()
-    })
+    let found = seen.topics().iter().find(|found| found.name() == topic && found.error().is_none());
+    found.map_or_else(Vec::new, |found| found.partitions().iter().map(|each| each.id()).collect())
 }
 
 /// Every record up to the ends seen at the beginning.
@@ -121,25 +91,17 @@ pub(crate) fn read_all(consumer: &BaseConsumer, topic: &str) -> Vec<ReadRecord> 
     let mut ends = BTreeMap::new();
     for partition in partitions(consumer, topic) {
         let marks = consumer.fetch_watermarks(topic, partition, LIMIT);
-        let (low, end) = marks
-            .unwrap_or_else(|error| panic!("cannot find the end of {topic}/{partition}: {error}"));
+        let (low, end) = marks.unwrap_or_else(|error| panic!("cannot find the end of {topic}/{partition}: {error}"));
         if low < end {
-            wanted
-                .add_partition_offset(topic, partition, Offset::Beginning)
-                .expect("a valid offset");
+            wanted.add_partition_offset(topic, partition, Offset::Beginning).expect("a valid offset");
             ends.insert(partition, end);
         }
     }
-    consumer
-        .assign(&wanted)
-        .expect("a consumer with a group name");
+    consumer.assign(&wanted).expect("a consumer with a group name");
     let start = Instant::now();
     let mut records = Vec::new();
     while !ends.is_empty() {
-        assert!(
-            start.elapsed() < LIMIT,
-            "{topic} was not read to its end within {LIMIT:?}; open: {ends:?}"
-        );
+        assert!(start.elapsed() < LIMIT, "{topic} was not read to its end within {LIMIT:?}; open: {ends:?}");
         match consumer.poll(Duration::from_millis(100)) {
             Some(Ok(message)) => {
                 let (partition, offset) = (message.partition(), message.offset());

@@ -23,22 +23,13 @@ impl Frame {
     }
 
     /// Reads the rest of a message whose type has been read.
-    pub(crate) async fn read_after(
-        kind: u8,
-        from: &mut (impl AsyncRead + Unpin),
-    ) -> io::Result<Self> {
-        Ok(Self {
-            kind,
-            bytes: read_body(vec![kind], from).await?,
-        })
+    pub(crate) async fn read_after(kind: u8, from: &mut (impl AsyncRead + Unpin)) -> io::Result<Self> {
+        Ok(Self { kind, bytes: read_body(vec![kind], from).await? })
     }
 
     /// Reads a message before the session: the start itself, or a wish for encryption.
     pub(crate) async fn read_untyped(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Self> {
-        Ok(Self {
-            kind: 0,
-            bytes: read_body(Vec::new(), from).await?,
-        })
+        Ok(Self { kind: 0, bytes: read_body(Vec::new(), from).await? })
     }
 
     /// What follows type and length.
@@ -51,11 +42,8 @@ impl Frame {
 async fn read_body(mut bytes: Vec<u8>, from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     let length = from.read_u32().await?;
     bytes.extend_from_slice(&length.to_be_bytes());
-    let rest = (length as usize)
-        .checked_sub(4)
-        .filter(|rest| *rest <= LONGEST);
-    let rest =
-        rest.ok_or_else(|| io::Error::other("no PostgreSQL message: its length is impossible"))?;
+    let rest = (length as usize).checked_sub(4).filter(|rest| *rest <= LONGEST);
+    let rest = rest.ok_or_else(|| io::Error::other("no PostgreSQL message: its length is impossible"))?;
     let head = bytes.len();
     bytes.resize(head + rest, 0);
     from.read_exact(&mut bytes[head..]).await?;
@@ -114,36 +102,21 @@ mod tests {
     fn frame(kind: u8, body: &[u8]) -> Frame {
         let length = u32::try_from(body.len() + 4).unwrap().to_be_bytes();
         let head = if kind == 0 { Vec::new() } else { vec![kind] };
-        Frame {
-            kind,
-            bytes: [&head, &length[..], body].concat(),
-        }
+        Frame { kind, bytes: [&head, &length[..], body].concat() }
     }
 
     #[test]
     fn both_protocols_name_the_statement_when_it_is_executed() {
         let mut session = Statements::default();
         assert_eq!(session.executed_by(&frame(0, &[4, 210, 22, 47])), None);
-        assert!(
-            !session.started(),
-            "a wish for encryption begins no session"
-        );
+        assert!(!session.started(), "a wish for encryption begins no session");
         assert_eq!(session.executed_by(&frame(0, &[0, 3, 0, 0, 0])), None);
         assert!(session.started());
 
-        assert_eq!(
-            session.executed_by(&frame(b'Q', b"COMMIT\0")).unwrap(),
-            "COMMIT"
-        );
+        assert_eq!(session.executed_by(&frame(b'Q', b"COMMIT\0")).unwrap(), "COMMIT");
         assert_eq!(session.executed_by(&frame(b'P', b"s1\0commit\0\0\0")), None);
-        assert_eq!(
-            session.executed_by(&frame(b'B', b"\0s1\0\0\0\0\0\0\0")),
-            None
-        );
+        assert_eq!(session.executed_by(&frame(b'B', b"\0s1\0\0\0\0\0\0\0")), None);
         assert_eq!(session.executed_by(&frame(b'S', b"")), None);
-        assert_eq!(
-            session.executed_by(&frame(b'E', b"\0\0\0\0\0")).unwrap(),
-            "commit"
-        );
+        assert_eq!(session.executed_by(&frame(b'E', b"\0\0\0\0\0")).unwrap(), "commit");
     }
 }

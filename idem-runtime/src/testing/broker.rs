@@ -37,10 +37,7 @@ impl MockBroker {
         let (started, start) = mpsc::channel();
         thread::spawn(move || own_cluster(&started, &inbox));
         let bootstrap = start.recv().map_err(|_| TestingError::MockGone)?;
-        let bootstrap = bootstrap.map_err(|source| TestingError::Mock {
-            what: "start".to_owned(),
-            source,
-        })?;
+        let bootstrap = bootstrap.map_err(|source| TestingError::Mock { what: "start".to_owned(), source })?;
         Ok(Self { orders, bootstrap })
     }
 
@@ -56,35 +53,21 @@ impl MockBroker {
     /// When the name is unsuitable or taken.
     pub fn create_topic(&self, name: &str, partitions: i32) -> Result<(), TestingError> {
         let (reply, answer) = mpsc::channel();
-        let order = CreateTopic {
-            name: name.to_owned(),
-            partitions,
-            reply,
-        };
-        self.orders
-            .send(order)
-            .map_err(|_| TestingError::MockGone)?;
+        let order = CreateTopic { name: name.to_owned(), partitions, reply };
+        self.orders.send(order).map_err(|_| TestingError::MockGone)?;
         let created = answer.recv().map_err(|_| TestingError::MockGone)?;
-        created.map_err(|source| TestingError::Mock {
-            what: format!("create the topic {name}"),
-            source,
-        })
+        created.map_err(|source| TestingError::Mock { what: format!("create the topic {name}"), source })
     }
 }
 
 impl fmt::Debug for MockBroker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MockBroker")
-            .field("bootstrap", &self.bootstrap)
-            .finish_non_exhaustive()
+        f.debug_struct("MockBroker").field("bootstrap", &self.bootstrap).finish_non_exhaustive()
     }
 }
 
 /// Holds the cluster until the last sender of orders is gone.
-fn own_cluster(
-    started: &mpsc::Sender<Result<String, KafkaError>>,
-    inbox: &mpsc::Receiver<CreateTopic>,
-) {
+fn own_cluster(started: &mpsc::Sender<Result<String, KafkaError>>, inbox: &mpsc::Receiver<CreateTopic>) {
     let cluster = match MockCluster::new(1) {
         Ok(cluster) => cluster,
         Err(error) => {
@@ -94,12 +77,7 @@ fn own_cluster(
     };
     // A receiver that is gone has stopped waiting; the loop then ends by itself.
     let _ = started.send(Ok(cluster.bootstrap_servers()));
-    for CreateTopic {
-        name,
-        partitions,
-        reply,
-    } in inbox
-    {
+    for CreateTopic { name, partitions, reply } in inbox {
         let _ = reply.send(cluster.create_topic(&name, partitions, 1));
     }
 }

@@ -98,10 +98,7 @@ pub enum TestingError {
 
 impl TestingError {
     /// For `map_err`: a file that could not be used.
-    pub(super) fn file(
-        what: &'static str,
-        path: &Path,
-    ) -> impl FnOnce(std::io::Error) -> Self + use<> {
+    pub(super) fn file(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
         let path = path.to_owned();
         move |source| Self::File { what, path, source }
     }

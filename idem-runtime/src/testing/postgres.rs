@@ -55,18 +55,8 @@ impl Postgres {
         let user = ServerUser::find(home.path())?;
         let bin = binaries::find(home.path(), user).await?;
         user.give(home.path())?;
-        let settings = settings
-            .iter()
-            .map(|(name, value)| ((*name).into(), (*value).into()))
-            .collect();
-        let mut postgres = Self {
-            server: None,
-            bin,
-            user,
-            port: free_port()?,
-            settings,
-            home,
-        };
+        let settings = settings.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        let mut postgres = Self { server: None, bin, user, port: free_port()?, settings, home };
         postgres.initdb()?;
         postgres.start_again().await?;
         Ok(postgres)
@@ -117,10 +107,7 @@ impl Postgres {
         };
         match created.await {
             Ok(()) => Ok(self.url_of(name)),
-            Err(source) => Err(TestingError::Sql {
-                what: format!("create the database {name}"),
-                source,
-            }),
+            Err(source) => Err(TestingError::Sql { what: format!("create the database {name}"), source }),
         }
     }
 
@@ -151,27 +138,15 @@ impl Postgres {
         let home = self.home.path();
         let log_path = self.log_path();
         let log = File::create(&log_path).map_err(TestingError::file("write", &log_path))?;
-        let errors = log
-            .try_clone()
-            .map_err(TestingError::file("write", &log_path))?;
-        let after = AfterOwner {
-            signals: &[Signal::Interrupt, Signal::Quit, Signal::Kill],
-            remove: Some(home),
-        };
+        let errors = log.try_clone().map_err(TestingError::file("write", &log_path))?;
+        let after = AfterOwner { signals: &[Signal::Interrupt, Signal::Quit, Signal::Kill], remove: Some(home) };
         let server = Supervised::start(self.bin.join("postgres"), after, |command| {
             self.user.run(command);
             command.current_dir(home).stdout(log).stderr(errors);
             command.arg("-D").arg(self.data_dir());
-            command
-                .arg("-c")
-                .arg(format!("unix_socket_directories={}", home.display()));
+            command.arg("-c").arg(format!("unix_socket_directories={}", home.display()));
             command.arg("-c").arg(format!("port={}", self.port));
-            command.args([
-                "-c",
-                "listen_addresses=127.0.0.1",
-                "-c",
-                "max_connections=200",
-            ]);
+            command.args(["-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200"]);
             for (name, value) in &self.settings {
                 command.arg("-c").arg(format!("{name}={value}"));
             }
@@ -219,22 +194,10 @@ impl Postgres {
     fn initdb(&self) -> Result<(), TestingError> {
         let mut command = Command::new(self.bin.join("initdb"));
         self.user.run(&mut command);
-        command
-            .current_dir(self.home.path())
-            .arg("-D")
-            .arg(self.data_dir());
+        command.current_dir(self.home.path()).arg("-D").arg(self.data_dir());
         // Locale C: the same messages and sort order everywhere. The files are flushed by the
         // server's own first checkpoint.
-        command.args([
-            "-U",
-            "postgres",
-            "-A",
-            "trust",
-            "-E",
-            "UTF8",
-            "--locale=C",
-            "--no-sync",
-        ]);
+        command.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]);
         let output = command.output().map_err(|source| TestingError::Process {
             what: "start",
             program: "initdb".to_owned(),
@@ -265,10 +228,7 @@ impl Postgres {
             match PgConnection::connect(&self.url()).await {
                 Ok(connection) => {
                     let closed = connection.close().await;
-                    return closed.map_err(|source| TestingError::Sql {
-                        what: "close".to_owned(),
-                        source,
-                    });
+                    return closed.map_err(|source| TestingError::Sql { what: "close".to_owned(), source });
                 }
                 Err(_) if start.elapsed() < LIMIT => {}
                 Err(_) => {
@@ -280,19 +240,9 @@ impl Postgres {
                     });
                 }
             }
-            if let Some(status) = self
-                .server
-                .as_mut()
-                .map(Supervised::ended)
-                .transpose()?
-                .flatten()
-            {
+            if let Some(status) = self.server.as_mut().map(Supervised::ended).transpose()?.flatten() {
                 let output = self.log_end();
-                return Err(TestingError::Ended {
-                    program: "postgres".to_owned(),
-                    status,
-                    output,
-                });
+                return Err(TestingError::Ended { program: "postgres".to_owned(), status, output });
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -309,6 +259,5 @@ impl Postgres {
 /// Copies without holding up the caller's other tasks.
 async fn copy_off_thread(from: PathBuf, to: PathBuf, user: ServerUser) -> Result<(), TestingError> {
     let copy = tokio::task::spawn_blocking(move || copy_tree(&from, &to, user));
-    copy.await
-        .unwrap_or_else(|failed| std::panic::resume_unwind(failed.into_panic()))
+    copy.await.unwrap_or_else(|failed| std::panic::resume_unwind(failed.into_panic()))
 }

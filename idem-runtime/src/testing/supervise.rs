@@ -98,17 +98,9 @@ impl Supervised {
         configure: impl FnOnce(&mut Command),
     ) -> Result<Self, TestingError> {
         let program = program.as_ref();
-        let name = Path::new(program)
-            .file_name()
-            .unwrap_or(program)
-            .to_string_lossy()
-            .into_owned();
+        let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned();
         let signals: Vec<&str> = after.signals.iter().map(|signal| signal.name()).collect();
-        let failed = |source| TestingError::Process {
-            what: "start",
-            program: name.clone(),
-            source,
-        };
+        let failed = |source| TestingError::Process { what: "start", program: name.clone(), source };
 
         let mut command = Command::new("sh");
         command.args(["-c", WATCHER, "sh"]);
@@ -120,13 +112,7 @@ impl Supervised {
         let mut child = command.spawn().map_err(failed)?;
         let watcher = child.stdin.take();
         let watcher = watcher.ok_or_else(|| failed(std::io::ErrorKind::BrokenPipe.into()))?;
-        Ok(Self {
-            name,
-            child,
-            watcher,
-            signals: after.signals,
-            status: None,
-        })
+        Ok(Self { name, child, watcher, signals: after.signals, status: None })
     }
 
     /// The program's process id.
@@ -149,14 +135,8 @@ impl Supervised {
             return Ok(());
         }
         // In one write, so that the watcher never reads half a name.
-        let sent = self
-            .watcher
-            .write_all(format!("{}\n", signal.name()).as_bytes());
-        sent.map_err(|source| TestingError::Process {
-            what: "signal",
-            program: self.name.clone(),
-            source,
-        })
+        let sent = self.watcher.write_all(format!("{}\n", signal.name()).as_bytes());
+        sent.map_err(|source| TestingError::Process { what: "signal", program: self.name.clone(), source })
     }
 
     /// How the program ended, if it has.
@@ -165,14 +145,11 @@ impl Supervised {
     /// When the system does not say.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>, TestingError> {
         if self.status.is_none() {
-            self.status = self
-                .child
-                .try_wait()
-                .map_err(|source| TestingError::Process {
-                    what: "wait for",
-                    program: self.name.clone(),
-                    source,
-                })?;
+            self.status = self.child.try_wait().map_err(|source| TestingError::Process {
+                what: "wait for",
+                program: self.name.clone(),
+                source,
+            })?;
             if self.status.is_some() {
                 // The process id may soon be another program's: the watcher must not use it again.
                 // A watcher that is gone already can't.

@@ -43,17 +43,16 @@ impl ServerUser {
     pub(super) fn give(self, path: &Path) -> Result<(), TestingError> {
         match self {
             Self::Same => Ok(()),
-            Self::Unprivileged { uid, gid } => chown(path, Some(uid), Some(gid))
-                .map_err(TestingError::file("change the owner of", path)),
+            Self::Unprivileged { uid, gid } => {
+                chown(path, Some(uid), Some(gid)).map_err(TestingError::file("change the owner of", path))
+            }
         }
     }
 }
 
 /// The user id that owns a path.
 pub(super) fn owner(path: &Path) -> Result<u32, TestingError> {
-    Ok(fs::metadata(path)
-        .map_err(TestingError::file("look at", path))?
-        .uid())
+    Ok(fs::metadata(path).map_err(TestingError::file("look at", path))?.uid())
 }
 
 /// User and group id of a name in the text of `/etc/passwd`. Root under another name is no use.
@@ -72,7 +71,8 @@ mod tests {
 
     #[test]
     fn ids_come_from_the_line_of_that_name() {
-        let passwd = "root:x:0:0::/root:/bin/sh\npostgres2:x:7:7::/:\npostgres:x:101:104:,,,:/var:/bin/sh\ntoor:x:0:0::/:\n";
+        let passwd =
+            "root:x:0:0::/root:/bin/sh\npostgres2:x:7:7::/:\npostgres:x:101:104:,,,:/var:/bin/sh\ntoor:x:0:0::/:\n";
         assert_eq!(ids(passwd, "postgres"), Some((101, 104)));
         assert_eq!(ids(passwd, "toor"), None);
         assert_eq!(ids(passwd, "nobody"), None);

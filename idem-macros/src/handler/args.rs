@@ -1,0 +1,211 @@
+//! The grammar of the attribute: `key = value, ..`.
+//!
+//! It is read token by token rather than by syn's parser, which stops at the first mistake.
+
+use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
+
+use super::keys::{self, KEYS, Key, Meant, Name, Runtime};
+use super::value::{self, Kind, Value, is_comma};
+use crate::diag::{Diag, site};
+
+/// What was written, each value of the right form. The rules between keys are in `check.rs`.
+#[derive(Debug, Default)]
+pub struct RawArgs {
+    given: Vec<Given>,
+    /// Keys that were written wrongly or under another name: already an error, so their absence
+    /// is not another one.
+    presumed: Vec<Name>,
+}
+
+#[derive(Debug)]
+struct Given {
+    key: &'static Key,
+    span: Span,
+    value: Value,
+}
+
+impl RawArgs {
+    pub fn get(&self, name: Name) -> Option<&Value> {
+        self.given.iter().find(|given| given.key.name == name).map(|given| &given.value)
+    }
+
+    /// Where the key stands.
+    pub fn span(&self, name: Name) -> Option<Span> {
+        self.given.iter().find(|given| given.key.name == name).map(|given| given.span)
+    }
+
+    pub fn text(&self, name: Name) -> Option<&str> {
+        match self.get(name) {
+            Some(Value { kind: Kind::Text(text), .. }) => Some(text),
+            _ => None,
+        }
+    }
+
+    pub fn is_presumed(&self, name: Name) -> bool {
+        self.presumed.contains(&name)
+    }
+
+    /// Takes out what the runtime can't do yet, with an error for each.
+    pub fn refuse_unavailable(&mut self, diag: &mut Diag) {
+        self.given.retain(|given| {
+            let Key { word, about, runtime, .. } = given.key;
+            let way_out = match runtime {
+                Runtime::Available => return true,
+                Runtime::Only(value) if given.value.kind.is_written(value) => return true,
+                Runtime::Only(value) => format!("leave it out, or write `{word} = {value}`"),
+                Runtime::NotYet => "leave it out".to_owned(),
+            };
+            diag.error(given.span, format!("`{word}` is not available yet ({about})")).help(way_out);
+            false
+        });
+    }
+}
+
+/// Reads the tokens between the attribute's parentheses.
+pub fn parse(tokens: TokenStream, diag: &mut Diag) -> RawArgs {
+    let tokens = flat(tokens);
+    let mut raw = RawArgs::default();
+    let mut rest = tokens.as_slice();
+    while let Some(token) = rest.first() {
+        rest = match token {
+            TokenTree::Ident(ident) => entry(&mut raw, ident, &rest[1..], diag),
+            _ if is_comma(token) => {
+                diag.error(token.span(), "a comma without a pair before it").help("remove it");
+                &rest[1..]
+            }
+            _ => {
+                diag.error(token.span(), "a pair begins with its key")
+                    .help(format!("`{} = {}`", KEYS[0].word, KEYS[0].example));
+                after(rest, next_comma(rest))
+            }
+        };
+    }
+    raw
+}
+
+/// Macro fragments (`topic = $topic`) come in invisible groups.
+fn flat(tokens: TokenStream) -> Vec<TokenTree> {
+    let mut flat_tokens = Vec::new();
+    for token in tokens {
+        match token {
+            TokenTree::Group(group) if group.delimiter() == Delimiter::None => {
+                flat_tokens.extend(flat(group.stream()));
+            }
+            token => flat_tokens.push(token),
+        }
+    }
+    flat_tokens
+}
+
+/// Reads one entry, from behind its key; returns what follows it.
+fn entry<'t>(raw: &mut RawArgs, ident: &Ident, rest: &'t [TokenTree], diag: &mut Diag) -> &'t [TokenTree] {
+    let word = ident.to_string();
+    let comma = next_comma(rest);
+    let Some(key) = keys::find(word.strip_prefix("r#").unwrap_or(&word)) else {
+        raw.presumed.extend(unknown(ident, &word, diag));
+        return after(rest, comma);
+    };
+    if !is_equals(rest) {
+        raw.presumed.push(key.name);
+        let at = rest[..comma].first().map_or(ident.span(), TokenTree::span);
+        let what = if comma == 0 { "has no value" } else { "is followed by `=` and its value" };
+        diag.error(at, format!("`{word}` {what}")).help(format!("`{word} = {}`", key.example));
+        return after(rest, comma);
+    }
+    let rest = &rest[1..];
+    // `topic = "a" group = "b"`: the second key ends the first value.
+    let next_key = (1..rest.len()).find(|&at| matches!(rest[at], TokenTree::Ident(_)) && is_equals(&rest[at + 1..]));
+    let comma = next_comma(rest);
+    let end = next_key.map_or(comma, |at| at.min(comma));
+    if end == 0 {
+        raw.presumed.push(key.name);
+        diag.error(ident.span(), format!("`{word}` has no value")).help(format!("`{word} = {}`", key.example));
+        return after(rest, comma);
+    }
+    given(raw, key, ident, &rest[..end], diag);
+    if end < comma {
+        diag.error(rest[end].span(), format!("a comma is missing before `{}`", rest[end]));
+        return &rest[end..];
+    }
+    after(rest, comma)
+}
+
+/// Takes in a pair.
+fn given(raw: &mut RawArgs, key: &'static Key, ident: &Ident, tokens: &[TokenTree], diag: &mut Diag) {
+    if let Some(first) = raw.span(key.name) {
+        // Stable Rust has no second place in an error of a macro: the line must do.
+        let place = match proc_macro::is_available() {
+            true => format!(" (first in line {})", first.unwrap().line()),
+            false => String::new(),
+        };
+        diag.error(ident.span(), format!("`{}` is given twice{place}", key.word)).help("remove one");
+        return;
+    }
+    match value::read(key, tokens, diag) {
+        Some(value) => raw.given.push(Given { key, span: ident.span(), value }),
+        None => raw.presumed.push(key.name),
+    }
+}
+
+/// Reports a word that is no key; returns the key that was meant.
+fn unknown(ident: &Ident, word: &str, diag: &mut Diag) -> Option<Name> {
+    let (key, message, help) = match keys::meant(word) {
+        Meant::Called(ours) => (
+            keys::find(ours),
+            format!("`{word}` is called `{ours}` here"),
+            keys::find(ours).map(|key| format!("`{ours} = {}`", key.example)),
+        ),
+        Meant::Elsewhere(place) => {
+            (None, format!("`{word}` is no key of `idempotent_handler`"), Some(place.to_owned()))
+        }
+        Meant::Misspelt(near) => {
+            (keys::find(near), format!("unknown key `{word}`"), Some(format!("did you mean `{near}`?")))
+        }
+        Meant::Unknown => {
+            let known: Vec<String> = KEYS
+                .iter()
+                .filter(|key| key.runtime == Runtime::Available)
+                .map(|key| format!("`{}`", key.word))
+                .collect();
+            (None, format!("unknown key `{word}`"), Some(format!("the keys are {}", known.join(", "))))
+        }
+    };
+    let report = diag.error(site(ident), message);
+    if let Some(help) = help {
+        report.help(help);
+    }
+    key.map(|key| key.name)
+}
+
+fn next_comma(tokens: &[TokenTree]) -> usize {
+    tokens.iter().position(is_comma).unwrap_or(tokens.len())
+}
+
+/// What is behind the comma.
+fn after(tokens: &[TokenTree], comma: usize) -> &[TokenTree] {
+    tokens.get(comma + 1..).unwrap_or_default()
+}
+
+/// One `=`, not `==` or `=>`.
+fn is_equals(tokens: &[TokenTree]) -> bool {
+    let punct = |at: usize| match tokens.get(at) {
+        Some(TokenTree::Punct(punct)) => Some(punct.as_char()),
+        _ => None,
+    };
+    punct(0) == Some('=') && !matches!(punct(1), Some('=' | '>'))
+}
+
+impl Kind {
+    /// Whether the value was written like this.
+    fn is_written(&self, value: &str) -> bool {
+        match self {
+            Self::Bool(given) => given.to_string() == value,
+            Self::Text(given) => format!("{given:?}") == value,
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "args_tests.rs"]
+mod tests;

@@ -1,0 +1,230 @@
+//! One value of the attribute: its form, and the pair to write when it has another one.
+
+use std::time::Duration;
+
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use syn::Lit;
+
+use super::keys::{Form, Key};
+use crate::diag::{Diag, Site, site};
+use crate::names;
+use crate::suggest;
+
+/// A value of the right form, and where it stands.
+#[derive(Clone, Debug)]
+pub struct Value {
+    pub site: Site,
+    pub kind: Kind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Text(String),
+    Bool(bool),
+    Integer(u64),
+    Duration(Duration),
+    Tiers(Vec<Duration>),
+}
+
+/// Reads the tokens behind `key =`. They are never empty.
+pub fn read(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Value> {
+    let site = site(&tokens.iter().cloned().collect::<TokenStream>());
+    let kind = match (key.form, literal(tokens)) {
+        (Form::Kafka, Some(Lit::Str(text))) => kafka(key, site, text.value(), diag),
+        (Form::Text, Some(Lit::Str(text))) => text_of(key, site, text.value(), diag),
+        (Form::OneOf(words), Some(Lit::Str(text))) => one_of(key, words, site, text.value(), diag),
+        (Form::Duration, Some(Lit::Str(text))) => duration(key, site, &text.value(), diag).map(Kind::Duration),
+        (Form::Bool, Some(Lit::Bool(value))) => Some(Kind::Bool(value.value)),
+        (Form::Integer { min, max }, Some(Lit::Int(number))) if number.suffix().is_empty() => {
+            // A literal that is too large for u64 is out of range as well.
+            let number = number.base10_parse().unwrap_or(u64::MAX);
+            integer(key, min, max, site, number, diag)
+        }
+        (Form::Tiers, _) if is_list(tokens) => tiers(key, tokens, diag).map(Kind::Tiers),
+        _ => {
+            let pair = corrected(key, tokens).unwrap_or_else(|| key.example.to_owned());
+            let Key { word, form, .. } = key;
+            diag.error(site, format!("`{word}` takes {}", form.describe())).help(format!("`{word} = {pair}`"));
+            None
+        }
+    };
+    kind.map(|kind| Value { site, kind })
+}
+
+/// The only token, when it is a literal.
+fn literal(tokens: &[TokenTree]) -> Option<Lit> {
+    match tokens {
+        [TokenTree::Literal(literal)] => Some(Lit::new(literal.clone())),
+        [TokenTree::Ident(ident)] if ident == "true" || ident == "false" => {
+            Some(Lit::Bool(syn::LitBool::new(ident == "true", ident.span())))
+        }
+        _ => None,
+    }
+}
+
+fn is_list(tokens: &[TokenTree]) -> bool {
+    matches!(tokens, [TokenTree::Group(group)] if group.delimiter() == Delimiter::Bracket)
+}
+
+fn kafka(key: &Key, site: Site, name: String, diag: &mut Diag) -> Option<Kind> {
+    let Err(error) = names::check(&name) else {
+        return Some(Kind::Text(name));
+    };
+    let Key { word, example, .. } = key;
+    let report = diag.error(site, format!("the {word} {name:?} {error}"));
+    match error {
+        names::NameError::Character { .. } => {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+            let name = name.replace(|c| !allowed(c), "-");
+            report.help(format!("Kafka allows ASCII letters, digits, `.`, `_` and `-`: `{word} = \"{name}\"`"));
+        }
+        _ => {
+            report.help(format!("`{word} = {example}`"));
+        }
+    }
+    None
+}
+
+fn text_of(key: &Key, site: Site, text: String, diag: &mut Diag) -> Option<Kind> {
+    if text.is_empty() {
+        let Key { word, example, .. } = key;
+        diag.error(site, format!("`{word}` is empty")).help(format!("`{word} = {example}`, or leave it out"));
+        return None;
+    }
+    Some(Kind::Text(text))
+}
+
+fn one_of(key: &Key, words: &[&str], site: Site, text: String, diag: &mut Diag) -> Option<Kind> {
+    if words.contains(&text.as_str()) {
+        return Some(Kind::Text(text));
+    }
+    let Key { word, form, .. } = key;
+    let report = diag.error(site, format!("`{word}` takes {}", form.describe()));
+    if let Some(near) = suggest::nearest(&text, words.iter().copied()) {
+        report.help(format!("did you mean `{word} = \"{near}\"`?"));
+    }
+    None
+}
+
+fn integer(key: &Key, min: u64, max: u64, site: Site, number: u64, diag: &mut Diag) -> Option<Kind> {
+    if (min..=max).contains(&number) {
+        return Some(Kind::Integer(number));
+    }
+    let Key { word, form, .. } = key;
+    diag.error(site, format!("`{word}` takes {}", form.describe()))
+        .help(format!("`{word} = {}`", number.clamp(min, max)));
+    None
+}
+
+fn duration(key: &Key, site: Site, text: &str, diag: &mut Diag) -> Option<Duration> {
+    match names::parse_duration(text) {
+        Ok(duration) => Some(duration),
+        Err(error) => {
+            diag.error(site, format!("{text:?} {error}")).help(format!(
+                "write a whole number with its unit, like {}: `{} = {}`",
+                names::DURATIONS,
+                key.word,
+                key.example
+            ));
+            None
+        }
+    }
+}
+
+fn tiers(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Vec<Duration>> {
+    let [TokenTree::Group(list)] = tokens else { return None };
+    let list: Vec<TokenTree> = list.stream().into_iter().collect();
+    let mut tiers: Vec<Duration> = Vec::new();
+    for element in list.split(is_comma).filter(|element| !element.is_empty()) {
+        let site = site(&element.iter().cloned().collect::<TokenStream>());
+        let Some(Lit::Str(text)) = literal(element) else {
+            let pair = corrected(key, tokens).unwrap_or_else(|| key.example.to_owned());
+            diag.error(site, "a delay is a string literal").help(format!("`{} = {pair}`", key.word));
+            return None;
+        };
+        let tier = duration(key, site, &text.value(), diag)?;
+        if let Some(before) = tiers.last().filter(|before| **before >= tier) {
+            let (before, tier) = (names::render_duration(*before), names::render_duration(tier));
+            diag.error(site, format!("the delay {tier} is not longer than {before} before it"))
+                .help(format!("put the shortest first: `{} = {}`", key.word, key.example));
+            return None;
+        }
+        tiers.push(tier);
+    }
+    Some(tiers)
+}
+
+pub fn is_comma(token: &TokenTree) -> bool {
+    matches!(token, TokenTree::Punct(punct) if punct.as_char() == ',')
+}
+
+/// What was probably meant by a value of another form.
+fn corrected(key: &Key, tokens: &[TokenTree]) -> Option<String> {
+    match (key.form, literal(tokens)) {
+        (Form::Bool, Some(Lit::Str(text))) => match text.value().to_lowercase().as_str() {
+            "true" | "yes" | "on" | "1" => Some("true".to_owned()),
+            "false" | "no" | "off" | "0" => Some("false".to_owned()),
+            _ => None,
+        },
+        (Form::Bool, Some(Lit::Int(number))) => {
+            Some(if number.base10_digits() == "0" { "false" } else { "true" }.to_owned())
+        }
+        (Form::Integer { min, max }, Some(Lit::Str(text))) => {
+            let number: u64 = text.value().trim().parse().ok()?;
+            (min..=max).contains(&number).then(|| number.to_string())
+        }
+        (Form::Integer { min, max }, Some(Lit::Int(number))) => {
+            let number: u64 = number.base10_parse().ok()?;
+            (min..=max).contains(&number).then(|| number.to_string())
+        }
+        (Form::Duration, _) => quoted_duration(tokens),
+        (Form::Tiers, _) => {
+            let elements = match tokens {
+                [TokenTree::Group(group)] => group.stream().into_iter().collect(),
+                _ => tokens.to_vec(),
+            };
+            let elements: Option<Vec<String>> =
+                elements.split(is_comma).filter(|element| !element.is_empty()).map(quoted_duration).collect();
+            elements.map(|elements| format!("[{}]", elements.join(", ")))
+        }
+        (Form::Kafka, _) => quoted(tokens).filter(|text| names::check(text.trim_matches('"')).is_ok()),
+        (Form::OneOf(words), _) => {
+            let text = quoted(tokens)?;
+            let near = suggest::nearest(text.trim_matches('"'), words.iter().copied())?;
+            Some(format!("{near:?}"))
+        }
+        (Form::Text, _) => quoted(tokens),
+        _ => None,
+    }
+}
+
+/// `orders.created` as `"orders.created"`.
+fn quoted(tokens: &[TokenTree]) -> Option<String> {
+    let text = match literal(tokens) {
+        Some(Lit::ByteStr(bytes)) => String::from_utf8(bytes.value()).ok()?,
+        Some(Lit::CStr(text)) => text.value().into_string().ok()?,
+        Some(Lit::Str(text)) => text.value(),
+        _ => {
+            // Groups are expressions, and a lifetime or a quote is no part of a name.
+            let plain = |token: &TokenTree| match token {
+                TokenTree::Ident(_) | TokenTree::Literal(_) => true,
+                TokenTree::Punct(punct) => "-._:/".contains(punct.as_char()),
+                TokenTree::Group(_) => false,
+            };
+            if !tokens.iter().all(plain) {
+                return None;
+            }
+            tokens.iter().map(ToString::to_string).collect()
+        }
+    };
+    let printable = !text.is_empty() && text.chars().all(|c| !c.is_control() && c != '"' && c != '\\');
+    printable.then(|| format!("\"{text}\""))
+}
+
+/// `20s` and `20` as `"20s"`.
+fn quoted_duration(tokens: &[TokenTree]) -> Option<String> {
+    let text = quoted(tokens)?;
+    let text = text.trim_matches('"').replace('_', "");
+    let seconds = format!("{text}s");
+    [text, seconds].into_iter().find(|text| names::parse_duration(text).is_ok()).map(|text| format!("{text:?}"))
+}

@@ -1,0 +1,13 @@
+//! Every decision as a pure function: no clock, no tokio, no database, no broker in here.
+//!
+//! What a decision needs is an argument, what follows from it is a `#[must_use]` value.
+
+pub(crate) mod key_lanes;
+pub(crate) mod offsets;
+pub(crate) mod outcome;
+pub(crate) mod position;
+pub(crate) mod progress;
+pub(crate) mod retry;
+pub(crate) mod sql_error;
+pub(crate) mod step;
+pub(crate) mod window;

@@ -1,0 +1,91 @@
+//! How one attempt at an event can end.
+
+use crate::error::{Class, Failure, HandlerError};
+
+/// The end of one attempt.
+#[derive(Debug)]
+#[must_use]
+pub(crate) enum Outcome {
+    /// Committed.
+    Done,
+    /// The dedup row was there already: nothing ran.
+    Duplicate,
+    /// No handler of the group takes this `event_type`.
+    Unmatched,
+    /// Database or broker are not usable, or asked for the transaction to be run again.
+    Infrastructure(Failure),
+    /// The event may succeed later.
+    Transient {
+        /// What failed.
+        failure: Failure,
+        /// The handler panicked.
+        panicked: bool,
+    },
+    /// The event will never succeed.
+    Permanent {
+        /// Why, as the dead letter's header says it.
+        reason: Reason,
+        /// What failed.
+        failure: Failure,
+    },
+    /// The handler ended the transaction itself: its dedup row and its writes are not one any more.
+    TransactionEnded,
+}
+
+impl Outcome {
+    /// What failed, if something did.
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Infrastructure(failure) | Self::Transient { failure, .. } | Self::Permanent { failure, .. } => {
+                Some(failure)
+            }
+            Self::Done | Self::Duplicate | Self::Unmatched | Self::TransactionEnded => None,
+        }
+    }
+
+    pub(crate) fn permanent(reason: Reason, failure: Failure) -> Self {
+        Self::Permanent { reason, failure }
+    }
+}
+
+impl From<HandlerError> for Outcome {
+    fn from(error: HandlerError) -> Self {
+        let class = error.class();
+        let (HandlerError::Infrastructure(failure)
+        | HandlerError::Transient(failure)
+        | HandlerError::Permanent(failure)) = error;
+        match class {
+            Class::Infrastructure => Self::Infrastructure(failure),
+            Class::Transient => Self::Transient { failure, panicked: false },
+            Class::Permanent => Self::Permanent { reason: Reason::Permanent, failure },
+        }
+    }
+}
+
+/// The value of a dead letter's `idem-reason` header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Reason {
+    Unparsable,
+    Null,
+    BadId,
+    Future,
+    Permanent,
+    Exhausted,
+    Panic,
+    Unmatched,
+}
+
+impl Reason {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unparsable => "unparsable",
+            Self::Null => "null",
+            Self::BadId => "bad-id",
+            Self::Future => "future",
+            Self::Permanent => "permanent",
+            Self::Exhausted => "exhausted",
+            Self::Panic => "panic",
+            Self::Unmatched => "unmatched",
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Retry tiers: where a failed event waits, and for how long.
+
+use std::time::Duration;
+
+/// The name of a delay in a topic name: the largest unit that divides it (`250ms`, `10s`, `1m`).
+pub(crate) fn delay_name(delay: Duration) -> String {
+    let millis = delay.as_millis();
+    match millis {
+        0 => "0ms".to_owned(),
+        _ if millis % 86_400_000 == 0 => format!("{}d", millis / 86_400_000),
+        _ if millis % 3_600_000 == 0 => format!("{}h", millis / 3_600_000),
+        _ if millis % 60_000 == 0 => format!("{}m", millis / 60_000),
+        _ if millis % 1_000 == 0 => format!("{}s", millis / 1_000),
+        _ => format!("{millis}ms"),
+    }
+}
+
+/// Checks tiers: each positive, each longer than the one before, whole milliseconds.
+///
+/// # Errors
+/// Says which tier is wrong and why.
+pub(crate) fn check_tiers(tiers: &[Duration]) -> Result<(), String> {
+    for (at, tier) in tiers.iter().enumerate() {
+        if tier.is_zero() || tier.subsec_nanos() % 1_000_000 != 0 {
+            return Err(format!("tier {} is no positive number of milliseconds", at + 1));
+        }
+        if at > 0 && *tier <= tiers[at - 1] {
+            return Err(format!("tier {} ({}) is not longer than the one before", at + 1, delay_name(*tier)));
+        }
+    }
+    Ok(())
+}
+
+/// Where an event goes after its `attempt`th failure (0: the first one): the tier, or none any more.
+pub(crate) fn next_tier(tiers: &[Duration], attempt: u32) -> Option<Duration> {
+    tiers.get(usize::try_from(attempt).unwrap_or(usize::MAX)).copied()
+}
+
+/// When the event is due: the delay and up to a tenth of it more, so that events that failed
+/// together do not come back together. `random` in 0..1.
+pub(crate) fn due_at_millis(now_millis: u64, delay: Duration, random: f64) -> u64 {
+    let delay = delay.as_millis() as f64;
+    now_millis.saturating_add((delay + delay * 0.1 * random.clamp(0.0, 1.0)) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_are_named_by_their_largest_unit() {
+        let cases = [
+            (250, "250ms"),
+            (1_000, "1s"),
+            (1_500, "1500ms"),
+            (90_000, "90s"),
+            (60_000, "1m"),
+            (7_200_000, "2h"),
+            (86_400_000, "1d"),
+        ];
+        for (millis, name) in cases {
+            assert_eq!(delay_name(Duration::from_millis(millis)), name);
+        }
+    }
+
+    #[test]
+    fn tiers_ascend() {
+        let tiers = |millis: &[u64]| millis.iter().map(|&m| Duration::from_millis(m)).collect::<Vec<_>>();
+        assert!(check_tiers(&tiers(&[])).is_ok());
+        assert!(check_tiers(&tiers(&[1_000, 10_000])).is_ok());
+        assert!(check_tiers(&tiers(&[0])).unwrap_err().contains("tier 1"));
+        assert!(check_tiers(&tiers(&[1_000, 1_000])).unwrap_err().contains("tier 2 (1s)"));
+        assert!(check_tiers(&[Duration::from_micros(1)]).is_err());
+    }
+
+    #[test]
+    fn attempts_are_bounded_by_the_tiers() {
+        let tiers = [Duration::from_secs(1), Duration::from_secs(10)];
+        assert_eq!(next_tier(&tiers, 0), Some(tiers[0]));
+        assert_eq!(next_tier(&tiers, 1), Some(tiers[1]));
+        assert_eq!(next_tier(&tiers, 2), None);
+        assert_eq!(next_tier(&tiers, u32::MAX), None);
+        assert_eq!(next_tier(&[], 0), None);
+    }
+
+    #[test]
+    fn jitter_adds_at_most_a_tenth() {
+        let delay = Duration::from_secs(10);
+        assert_eq!(due_at_millis(1_000, delay, 0.0), 11_000);
+        assert_eq!(due_at_millis(1_000, delay, 0.5), 11_500);
+        assert_eq!(due_at_millis(1_000, delay, 1.0), 12_000);
+    }
+}

@@ -1,0 +1,87 @@
+//! What follows from an outcome: the table of outcomes as one function.
+
+use std::time::Duration;
+
+use super::outcome::{Outcome, Reason};
+use super::retry;
+
+/// What happens to the event next.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Step {
+    /// Done with it: the watermark moves.
+    Advance,
+    /// The same event again, in place, after a backoff; no attempt is counted.
+    WaitInPlace,
+    /// To a retry topic; the watermark moves after the broker's acknowledgement.
+    Retry {
+        /// The delay of the tier.
+        delay: Duration,
+    },
+    /// To the dead letter queue; the watermark moves after the broker's acknowledgement.
+    DeadLetter {
+        /// Why, as the header says it.
+        reason: Reason,
+    },
+    /// The program is wrong: the whole run stops, the watermark stays.
+    StopRun,
+}
+
+/// The step after an outcome of an event that has failed `attempt` times before.
+pub(crate) fn after(outcome: &Outcome, attempt: u32, tiers: &[Duration], unmatched_is_dead: bool) -> Step {
+    match outcome {
+        Outcome::Done | Outcome::Duplicate => Step::Advance,
+        Outcome::Unmatched if unmatched_is_dead => Step::DeadLetter { reason: Reason::Unmatched },
+        Outcome::Unmatched => Step::Advance,
+        Outcome::Infrastructure(_) => Step::WaitInPlace,
+        Outcome::Transient { panicked, .. } => match retry::next_tier(tiers, attempt) {
+            Some(delay) => Step::Retry { delay },
+            None => Step::DeadLetter { reason: if *panicked { Reason::Panic } else { Reason::Exhausted } },
+        },
+        Outcome::Permanent { reason, .. } => Step::DeadLetter { reason: *reason },
+        Outcome::TransactionEnded => Step::StopRun,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Failure;
+
+    const TIERS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+
+    fn transient(panicked: bool) -> Outcome {
+        Outcome::Transient { failure: Failure::new("later"), panicked }
+    }
+
+    #[test]
+    fn every_outcome_has_its_step() {
+        let permanent = |reason| Outcome::Permanent { reason, failure: Failure::new("never") };
+        let infrastructure = Outcome::Infrastructure(Failure::new("database away"));
+        let dead = |reason| Step::DeadLetter { reason };
+        let cases = [
+            (Outcome::Done, 0, false, Step::Advance),
+            (Outcome::Duplicate, 0, false, Step::Advance),
+            (Outcome::Unmatched, 0, false, Step::Advance),
+            (Outcome::Unmatched, 0, true, dead(Reason::Unmatched)),
+            (infrastructure, 9, false, Step::WaitInPlace),
+            (transient(false), 0, false, Step::Retry { delay: TIERS[0] }),
+            (transient(false), 1, false, Step::Retry { delay: TIERS[1] }),
+            (transient(false), 2, false, dead(Reason::Exhausted)),
+            (transient(true), 1, false, Step::Retry { delay: TIERS[1] }),
+            (transient(true), 2, false, dead(Reason::Panic)),
+            (transient(false), u32::MAX, false, dead(Reason::Exhausted)),
+            (permanent(Reason::Null), 0, false, dead(Reason::Null)),
+            (permanent(Reason::Permanent), 1, false, dead(Reason::Permanent)),
+            (Outcome::TransactionEnded, 0, false, Step::StopRun),
+        ];
+        for (outcome, attempt, unmatched_is_dead, expected) in cases {
+            assert_eq!(
+                after(&outcome, attempt, &TIERS, unmatched_is_dead),
+                expected,
+                "{outcome:?} at attempt {attempt}"
+            );
+        }
+        assert_eq!(after(&transient(false), 0, &[], false), dead(Reason::Exhausted), "retry = []");
+    }
+}

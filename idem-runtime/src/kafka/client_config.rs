@@ -1,0 +1,74 @@
+//! librdkafka's settings: what the promises need, and what the user gave.
+
+use rdkafka::ClientConfig;
+use rdkafka::config::RDKafkaLogLevel;
+
+use crate::config::Config;
+
+/// A consumer's prefetch per partition. librdkafka's own default is 64 MiB.
+const PREFETCH_KIB: &str = "2048";
+
+fn base(config: &Config) -> ClientConfig {
+    let mut client = ClientConfig::new();
+    client.set("bootstrap.servers", &config.brokers);
+    client.set("client.id", &config.client_id);
+    client.set_log_level(RDKafkaLogLevel::Info);
+    // A topic that is created after the start is found within this time; the default is 5 minutes.
+    client.set("topic.metadata.refresh.interval.ms", "10000");
+    client
+}
+
+fn with_users(mut client: ClientConfig, config: &Config) -> ClientConfig {
+    for (property, value) in &config.kafka {
+        client.set(property, value);
+    }
+    client
+}
+
+/// A member of a consumer group.
+pub(crate) fn consumer(config: &Config, group: &str) -> ClientConfig {
+    let mut client = base(config);
+    client.set("queued.max.messages.kbytes", PREFETCH_KIB);
+    client.set("queued.min.messages", "1000");
+    client = with_users(client, config);
+    client.set("group.id", group);
+    client.set("enable.auto.commit", "false");
+    client.set("enable.auto.offset.store", "false");
+    // The library decides the position; an offset out of range is an error that it sees.
+    client.set("auto.offset.reset", "error");
+    let by_broker =
+        config.kafka.get("group.protocol").is_some_and(|protocol| protocol.eq_ignore_ascii_case("consumer"));
+    if !by_broker {
+        client.set("partition.assignment.strategy", "cooperative-sticky");
+    }
+    client
+}
+
+/// The producer of retries and dead letters.
+pub(crate) fn producer(config: &Config) -> ClientConfig {
+    let mut client = with_users(base(config), config);
+    for consumers_only in
+        ["group.instance.id", "group.protocol", "session.timeout.ms", "max.poll.interval.ms", "heartbeat.interval.ms"]
+    {
+        client.remove(consumers_only);
+    }
+    client.set("enable.idempotence", "true");
+    client.set("acks", "all");
+    client.set("message.timeout.ms", "10000");
+    // The topic's own limit decides; a client that refuses earlier would only hide it.
+    client.set("message.max.bytes", "1000000000");
+    // The same partition as the Java client for the same key.
+    client.set("partitioner", "murmur2_random");
+    client
+}
+
+/// A client for topics and metadata.
+pub(crate) fn admin(config: &Config) -> ClientConfig {
+    let mut client = with_users(base(config), config);
+    for consumers_only in
+        ["group.instance.id", "group.protocol", "session.timeout.ms", "max.poll.interval.ms", "heartbeat.interval.ms"]
+    {
+        client.remove(consumers_only);
+    }
+    client
+}

@@ -1,0 +1,461 @@
+//! A member of a consumer group: a dedicated thread that only polls.
+//!
+//! The thread never waits for a handler or a database. Each assigned partition has a bounded queue
+//! into its lane; a full queue pauses the partition. Rebalance callbacks only note what happened:
+//! the group's coordinator answers them with a [`Command`], later if it has to.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::message::{BorrowedMessage, Message};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use rdkafka::types::RDKafkaRespErr;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+use super::client_config;
+use super::producer::log_line;
+use super::record::Record;
+use crate::config::Config;
+use crate::decide::position::{Committed, CommittedBy};
+
+/// Longest time between two looks at the commands.
+const POLL: Duration = Duration::from_millis(20);
+/// Longest wait for an answer of the broker outside the poll thread.
+const REQUEST: Duration = Duration::from_secs(5);
+
+/// A partition of a topic.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Partition {
+    pub topic: Arc<str>,
+    pub number: i32,
+}
+
+/// What the poll thread tells the coordinator.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The group gave these partitions to this member; nothing is read until [`Command::Start`].
+    Assigned(Vec<Partition>),
+    /// The group takes these partitions; it waits for [`Command::Release`]. `lost`: it has taken
+    /// them already.
+    Revoked { partitions: Vec<Partition>, lost: bool },
+    /// Some partition's offset is not in its log.
+    OutOfRange,
+    /// A commit was refused.
+    CommitFailed,
+    /// The client can't go on.
+    Fatal(KafkaError),
+}
+
+/// What the coordinator asks of the poll thread.
+pub(crate) enum Command {
+    /// Read a newly assigned partition from an offset.
+    Start(Partition, i64, mpsc::Sender<Record>),
+    /// Read a partition again from an offset.
+    Rewind(Partition, i64, mpsc::Sender<Record>),
+    /// Give partitions back to the group.
+    Release(Vec<Partition>),
+    /// Leave the group and end.
+    Close,
+}
+
+/// The coordinator's side of the consumer.
+pub(crate) struct Consumer {
+    client: Arc<BaseConsumer<Context>>,
+    commands: std::sync::mpsc::Sender<Command>,
+    closed: tokio::sync::oneshot::Receiver<()>,
+}
+
+impl Consumer {
+    /// Joins the group.
+    pub(crate) fn join(
+        config: &Config,
+        group: &str,
+        topics: &[String],
+    ) -> KafkaResult<(Self, mpsc::UnboundedReceiver<Event>)> {
+        let (events, received) = mpsc::unbounded_channel();
+        let context = Context { events: events.clone(), closing: AtomicBool::new(false) };
+        let client: Arc<BaseConsumer<Context>> =
+            Arc::new(client_config::consumer(config, group).create_with_context(context)?);
+        client.subscribe(&topics.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let (commands, receiver) = std::sync::mpsc::channel();
+        let (closed_sender, closed) = tokio::sync::oneshot::channel();
+        let thread = PollThread {
+            client: Arc::clone(&client),
+            events,
+            commands: receiver,
+            slots: HashMap::new(),
+            full: 0,
+            rewinds: Vec::new(),
+        };
+        std::thread::Builder::new()
+            .name(format!("idem-poll-{group}"))
+            .spawn(move || {
+                thread.run();
+                let _ = closed_sender.send(());
+            })
+            .map_err(|error| KafkaError::ClientCreation(format!("can't start the poll thread: {error}")))?;
+        Ok((Self { client, commands, closed }, received))
+    }
+
+    pub(crate) fn send(&self, command: Command) {
+        // A poll thread that has ended has said so in its last event.
+        let _ = self.commands.send(command);
+    }
+
+    /// The group's committed offsets with who committed them.
+    pub(crate) async fn committed(&self, partitions: &[Partition]) -> KafkaResult<HashMap<Partition, Committed>> {
+        let partitions = partitions.to_vec();
+        self.blocking(move |client| {
+            let mut list = TopicPartitionList::new();
+            for partition in &partitions {
+                list.add_partition(&partition.topic, partition.number);
+            }
+            let list = client.committed_offsets(list, REQUEST)?;
+            let mut committed = HashMap::new();
+            for element in list.elements() {
+                element.error()?;
+                if let Offset::Offset(offset) = element.offset() {
+                    let partition = Partition { topic: element.topic().into(), number: element.partition() };
+                    committed.insert(partition, Committed { offset, by: CommittedBy::parse(element.metadata()) });
+                }
+            }
+            Ok(committed)
+        })
+        .await
+    }
+
+    /// First offset and one past the last offset of each partition's log, of those that have a leader.
+    pub(crate) async fn log_bounds(&self, partitions: &[Partition]) -> KafkaResult<HashMap<Partition, (i64, i64)>> {
+        let partitions = partitions.to_vec();
+        self.blocking(move |client| {
+            let mut bounds = HashMap::new();
+            let mut failed = None;
+            for partition in partitions {
+                match client.fetch_watermarks(&partition.topic, partition.number, REQUEST) {
+                    Ok(found) => drop(bounds.insert(partition, found)),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            match failed {
+                Some(error) if bounds.is_empty() => Err(error),
+                _ => Ok(bounds),
+            }
+        })
+        .await
+    }
+
+    /// All partitions of a topic.
+    pub(crate) async fn partitions_of(&self, topic: Arc<str>) -> KafkaResult<Vec<Partition>> {
+        self.blocking(move |client| {
+            let metadata = client.fetch_metadata(Some(&topic), REQUEST)?;
+            Ok(metadata
+                .topics()
+                .iter()
+                .flat_map(|found| found.partitions())
+                .map(|partition| Partition { topic: Arc::clone(&topic), number: partition.id() })
+                .collect())
+        })
+        .await
+    }
+
+    /// Commits an explicit list without waiting; a refusal comes as [`Event::CommitFailed`].
+    pub(crate) fn commit(&self, offsets: &[(Partition, i64)], metadata: &str) -> KafkaResult<()> {
+        self.client.commit(&offset_list(offsets, metadata)?, CommitMode::Async)
+    }
+
+    /// Commits an explicit list and waits for the broker.
+    pub(crate) async fn commit_and_wait(&self, offsets: Vec<(Partition, i64)>, metadata: String) -> KafkaResult<()> {
+        if offsets.is_empty() {
+            return Ok(());
+        }
+        self.blocking(move |client| client.commit(&offset_list(&offsets, &metadata)?, CommitMode::Sync)).await
+    }
+
+    /// Leaves the group. Returns when the thread has ended, at the latest after `bound`.
+    pub(crate) async fn close(self, bound: Duration) {
+        let Self { client, commands, closed } = self;
+        let _ = commands.send(Command::Close);
+        // The last handle closes the client, and it must be the thread's: closing polls.
+        drop(client);
+        if tokio::time::timeout(bound, closed).await.is_err() {
+            tracing::warn!("the broker did not answer while leaving the group; it will notice by itself");
+        }
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        request: impl FnOnce(&BaseConsumer<Context>) -> KafkaResult<T> + Send + 'static,
+    ) -> KafkaResult<T> {
+        let client = Arc::clone(&self.client);
+        let request = tokio::task::spawn_blocking(move || request(&client));
+        match tokio::time::timeout(REQUEST * 2, request).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) | Err(_) => Err(KafkaError::Global(RDKafkaErrorCode::RequestTimedOut)),
+        }
+    }
+}
+
+/// An explicit list: what is committed is never "the current state" of a consumer.
+fn offset_list(offsets: &[(Partition, i64)], metadata: &str) -> KafkaResult<TopicPartitionList> {
+    let mut list = TopicPartitionList::with_capacity(offsets.len());
+    for (partition, offset) in offsets {
+        let mut element = list.add_partition(&partition.topic, partition.number);
+        element.set_offset(Offset::Offset(*offset))?;
+        element.set_metadata(metadata);
+    }
+    Ok(list)
+}
+
+struct Context {
+    events: mpsc::UnboundedSender<Event>,
+    closing: AtomicBool,
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        log_line(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::debug!(%error, reason, "librdkafka");
+    }
+}
+
+impl ConsumerContext for Context {
+    /// Only notes what happened. Answering here would make the poll thread wait for the database.
+    fn rebalance(&self, client: &BaseConsumer<Self>, what: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        let revoked = what != RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
+        if self.closing.load(Ordering::Relaxed) {
+            // Everything is committed by now; the client waits for this answer to end.
+            if revoked && let Err(error) = client.incremental_unassign(list) {
+                tracing::debug!(%error, "can't release partitions while leaving the group");
+            }
+            return;
+        }
+        let partitions: Vec<Partition> = list
+            .elements()
+            .iter()
+            .map(|element| Partition { topic: element.topic().into(), number: element.partition() })
+            .collect();
+        let event = if revoked {
+            Event::Revoked { partitions, lost: client.assignment_lost() }
+        } else {
+            Event::Assigned(partitions)
+        };
+        let _ = self.events.send(event);
+    }
+
+    fn commit_callback(&self, result: KafkaResult<()>, _: &TopicPartitionList) {
+        match result {
+            Ok(()) | Err(KafkaError::ConsumerCommit(RDKafkaErrorCode::NoOffset)) => {}
+            Err(error) => {
+                tracing::debug!(%error, "a commit was refused; the next one repeats it");
+                let _ = self.events.send(Event::CommitFailed);
+            }
+        }
+    }
+}
+
+/// The way of one partition's records into its lane.
+struct Slot {
+    topic: Arc<str>,
+    lane: mpsc::Sender<Record>,
+    // Records that came although the lane was full; the partition is paused while there are any.
+    overflow: VecDeque<Record>,
+    paused: bool,
+}
+
+struct PollThread {
+    client: Arc<BaseConsumer<Context>>,
+    events: mpsc::UnboundedSender<Event>,
+    commands: std::sync::mpsc::Receiver<Command>,
+    slots: HashMap<Arc<str>, HashMap<i32, Slot>>,
+    /// Paused slots.
+    full: usize,
+    /// Rewinds that the client could not do yet.
+    rewinds: Vec<(Partition, i64, mpsc::Sender<Record>)>,
+}
+
+impl PollThread {
+    fn run(mut self) {
+        let client = Arc::clone(&self.client);
+        'polling: loop {
+            let retries = std::mem::take(&mut self.rewinds);
+            for (partition, offset, lane) in retries {
+                self.rewind(partition, offset, lane);
+            }
+            let mut starts = Vec::new();
+            while let Ok(command) = self.commands.try_recv() {
+                match command {
+                    Command::Start(partition, offset, lane) => starts.push((partition, offset, lane)),
+                    Command::Rewind(partition, offset, lane) => self.rewind(partition, offset, lane),
+                    Command::Release(partitions) => self.release(&partitions),
+                    Command::Close => break 'polling,
+                }
+            }
+            if !starts.is_empty() {
+                self.start(starts);
+            }
+            if self.full > 0 {
+                self.relieve();
+            }
+            match client.poll(POLL) {
+                None => {}
+                Some(Ok(message)) => self.deliver(&message),
+                Some(Err(error)) => self.failed(error),
+            }
+        }
+        drop(client);
+        self.close();
+    }
+
+    /// Hands a record to its partition's lane, and pauses the partition when the lane is full.
+    fn deliver(&mut self, message: &BorrowedMessage<'_>) {
+        let slot = self.slots.get_mut(message.topic()).and_then(|slots| slots.get_mut(&message.partition()));
+        // No slot: it was fetched before a revocation or a rewind, and will come again.
+        let Some(slot) = slot else { return };
+        let record = Record::detach(message, Arc::clone(&slot.topic));
+        if !slot.overflow.is_empty() {
+            slot.overflow.push_back(record);
+            return;
+        }
+        match slot.lane.try_send(record) {
+            Ok(()) | Err(TrySendError::Closed(_)) => {}
+            Err(TrySendError::Full(record)) => {
+                slot.overflow.push_back(record);
+                slot.paused = true;
+                self.full += 1;
+                if let Err(error) = self.client.pause(&single(message.topic(), message.partition())) {
+                    tracing::warn!(%error, topic = message.topic(), partition = message.partition(), "can't pause a partition");
+                }
+            }
+        }
+    }
+
+    /// Moves held records on, and resumes partitions whose lane has room again.
+    fn relieve(&mut self) {
+        for (number, slot) in self.slots.values_mut().flatten().filter(|(_, slot)| slot.paused) {
+            while let Some(record) = slot.overflow.pop_front() {
+                match slot.lane.try_send(record) {
+                    Ok(()) => {}
+                    Err(TrySendError::Full(record)) => {
+                        slot.overflow.push_front(record);
+                        break;
+                    }
+                    Err(TrySendError::Closed(_)) => slot.overflow.clear(),
+                }
+            }
+            // Half empty, so that a partition is not paused and resumed for every record.
+            if slot.overflow.is_empty() && slot.lane.capacity() >= slot.lane.max_capacity() / 2 {
+                slot.paused = false;
+                self.full -= 1;
+                if let Err(error) = self.client.resume(&single(&slot.topic, *number)) {
+                    tracing::warn!(%error, topic = &*slot.topic, partition = number, "can't resume a partition");
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, starts: Vec<(Partition, i64, mpsc::Sender<Record>)>) {
+        let mut list = TopicPartitionList::with_capacity(starts.len());
+        for (partition, offset, lane) in starts {
+            if let Err(error) = list.add_partition_offset(&partition.topic, partition.number, Offset::Offset(offset)) {
+                tracing::error!(%error, topic = &*partition.topic, partition = partition.number, offset, "an offset that can't be");
+                continue;
+            }
+            self.insert(partition, lane);
+        }
+        if let Err(error) = self.client.incremental_assign(&list) {
+            // The group has changed its mind meanwhile; a revocation follows.
+            tracing::debug!(%error, "can't start partitions");
+        }
+    }
+
+    fn rewind(&mut self, partition: Partition, offset: i64, lane: mpsc::Sender<Record>) {
+        self.remove(&partition);
+        match self.client.seek(&partition.topic, partition.number, Offset::Offset(offset), Duration::from_secs(1)) {
+            Ok(()) => {
+                if let Err(error) = self.client.resume(&single(&partition.topic, partition.number)) {
+                    tracing::warn!(%error, topic = &*partition.topic, partition = partition.number, "can't resume a partition");
+                }
+                self.insert(partition, lane);
+            }
+            Err(error) if lane.is_closed() => tracing::debug!(%error, "a rewind that nobody waits for any more"),
+            Err(error) => {
+                tracing::debug!(%error, topic = &*partition.topic, partition = partition.number, "can't rewind yet");
+                self.rewinds.push((partition, offset, lane));
+            }
+        }
+    }
+
+    fn release(&mut self, partitions: &[Partition]) {
+        let assigned = self.client.assignment().map(|list| list.to_topic_map()).unwrap_or_default();
+        let mut list = TopicPartitionList::new();
+        for partition in partitions {
+            self.remove(partition);
+            self.rewinds.retain(|(waiting, ..)| waiting != partition);
+            if assigned.contains_key(&(partition.topic.to_string(), partition.number)) {
+                list.add_partition(&partition.topic, partition.number);
+            }
+        }
+        // Also with an empty list: the group waits for the answer.
+        if let Err(error) = self.client.incremental_unassign(&list) {
+            tracing::debug!(%error, "can't release partitions");
+        }
+    }
+
+    fn insert(&mut self, partition: Partition, lane: mpsc::Sender<Record>) {
+        let slot = Slot { topic: Arc::clone(&partition.topic), lane, overflow: VecDeque::new(), paused: false };
+        self.remove(&partition);
+        self.slots.entry(partition.topic).or_default().insert(partition.number, slot);
+    }
+
+    fn remove(&mut self, partition: &Partition) {
+        let removed = self.slots.get_mut(&partition.topic).and_then(|slots| slots.remove(&partition.number));
+        if removed.is_some_and(|slot| slot.paused) {
+            self.full -= 1;
+        }
+    }
+
+    fn failed(&self, error: KafkaError) {
+        let event = match &error {
+            KafkaError::MessageConsumptionFatal(_) => Event::Fatal(error),
+            KafkaError::MessageConsumption(RDKafkaErrorCode::AutoOffsetReset) => Event::OutOfRange,
+            KafkaError::MessageConsumption(RDKafkaErrorCode::UnknownTopicOrPartition) => {
+                tracing::warn!("a topic of the group does not exist yet; it is read once it does");
+                return;
+            }
+            _ => {
+                tracing::warn!(%error, "the broker is not reachable, or refuses; the client goes on trying");
+                return;
+            }
+        };
+        let _ = self.events.send(event);
+    }
+
+    fn close(self) {
+        self.client.context().closing.store(true, Ordering::Relaxed);
+        // Closing waits until all assigned partitions are released.
+        if let Ok(assignment) = self.client.assignment()
+            && assignment.count() > 0
+            && let Err(error) = self.client.incremental_unassign(&assignment)
+        {
+            tracing::debug!(%error, "can't release partitions before leaving the group");
+        }
+        // Dropping the last handle leaves the group.
+        drop(self.client);
+    }
+}
+
+fn single(topic: &str, partition: i32) -> TopicPartitionList {
+    let mut list = TopicPartitionList::with_capacity(1);
+    list.add_partition(topic, partition);
+    list
+}

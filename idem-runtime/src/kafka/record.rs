@@ -1,0 +1,159 @@
+//! A record as the pipeline sees it, and what a group's own topics say of its origin.
+
+use std::sync::Arc;
+
+use rdkafka::Message;
+use rdkafka::message::{BorrowedHeaders, BorrowedMessage, OwnedHeaders};
+
+use super::headers::{self, RawHeader};
+use super::names;
+
+/// A record, detached from the consumer.
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub topic: Arc<str>,
+    pub partition: i32,
+    pub offset: i64,
+    pub timestamp_millis: Option<i64>,
+    pub key: Option<Vec<u8>>,
+    pub payload: Option<Vec<u8>>,
+    pub headers: Option<OwnedHeaders>,
+}
+
+impl Record {
+    /// Copies a message out of librdkafka's buffer. `topic` is the message's, shared by its partition.
+    pub(crate) fn detach(message: &BorrowedMessage<'_>, topic: Arc<str>) -> Self {
+        Self {
+            topic,
+            partition: message.partition(),
+            offset: message.offset(),
+            timestamp_millis: message.timestamp().to_millis(),
+            key: message.key().map(<[u8]>::to_vec),
+            payload: message.payload().map(<[u8]>::to_vec),
+            headers: message.headers().map(BorrowedHeaders::detach),
+        }
+    }
+
+    /// The headers, names and values as bytes.
+    pub(crate) fn raw_headers(&self) -> Vec<RawHeader> {
+        self.headers.as_ref().map(|headers| headers::read(headers.as_borrowed())).unwrap_or_default()
+    }
+
+    /// The headers with the library's own replaced by these.
+    pub(crate) fn headers_with(&self, own: &[(&str, &[u8])]) -> OwnedHeaders {
+        headers::replace(self.headers.as_ref(), names::HEADER_PREFIX, own)
+    }
+}
+
+/// Where an event was first read, and how often it failed since.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub topic: Arc<str>,
+    pub partition: i32,
+    pub offset: i64,
+    pub timestamp_millis: Option<i64>,
+    pub attempt: u32,
+    pub due_at_millis: Option<u64>,
+    pub first_failed_at_millis: Option<u64>,
+}
+
+impl Origin {
+    /// A record of a main topic: it is its own origin, whatever headers it carries.
+    pub(crate) fn of_main(record: &Record) -> Self {
+        Self {
+            topic: Arc::clone(&record.topic),
+            partition: record.partition,
+            offset: record.offset,
+            timestamp_millis: record.timestamp_millis,
+            attempt: 0,
+            due_at_millis: None,
+            first_failed_at_millis: None,
+        }
+    }
+
+    /// A record of one of the group's own topics. `None`: it does not say where it comes from, so
+    /// the library did not write it.
+    pub(crate) fn of_own(headers: &[RawHeader]) -> Option<Self> {
+        let text = |name: &str| -> Option<&str> {
+            let (_, value) = headers.iter().find(|(n, _)| n == name.as_bytes())?;
+            std::str::from_utf8(value.as_deref()?).ok()
+        };
+        Some(Self {
+            topic: text(names::ORIGIN_TOPIC)?.into(),
+            partition: text(names::ORIGIN_PARTITION)?.parse().ok()?,
+            offset: text(names::ORIGIN_OFFSET)?.parse().ok()?,
+            timestamp_millis: text(names::ORIGIN_TIMESTAMP).and_then(|millis| millis.parse().ok()),
+            attempt: text(names::ATTEMPT)?.parse().ok()?,
+            due_at_millis: text(names::DUE_AT).and_then(|millis| millis.parse().ok()),
+            first_failed_at_millis: text(names::FIRST_FAILED_AT).and_then(|millis| millis.parse().ok()),
+        })
+    }
+}
+
+/// The record's trace context: exactly one `traceparent` header of the W3C form, else none.
+pub(crate) fn traceparent(headers: &[RawHeader]) -> Option<Arc<str>> {
+    let mut values = headers.iter().filter(|(name, _)| name == names::TRACEPARENT.as_bytes());
+    let (Some((_, Some(value))), None) = (values.next(), values.next()) else { return None };
+    let text = std::str::from_utf8(value).ok()?;
+    let fields: Vec<&str> = text.split('-').collect();
+    let hex = |field: &str, len| {
+        field.len() == len && field.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
+    };
+    match fields[..] {
+        ["00", trace, parent, flags]
+            if hex(trace, 32)
+                && hex(parent, 16)
+                && hex(flags, 2)
+                && trace.bytes().any(|b| b != b'0')
+                && parent.bytes().any(|b| b != b'0') =>
+        {
+            Some(text.into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(name: &str, value: &[u8]) -> RawHeader {
+        (name.as_bytes().to_vec(), Some(value.to_vec()))
+    }
+
+    #[test]
+    fn an_origin_is_read_from_own_headers_only_when_whole() {
+        let mut headers = vec![
+            header(names::ORIGIN_TOPIC, b"orders"),
+            header(names::ORIGIN_PARTITION, b"5"),
+            header(names::ORIGIN_OFFSET, b"42"),
+            header(names::ATTEMPT, b"2"),
+            header(names::DUE_AT, b"1000"),
+        ];
+        let origin = Origin::of_own(&headers).unwrap();
+        assert_eq!((&*origin.topic, origin.partition, origin.offset, origin.attempt), ("orders", 5, 42, 2));
+        assert_eq!((origin.due_at_millis, origin.timestamp_millis), (Some(1000), None));
+        headers[3] = header(names::ATTEMPT, b"-1");
+        assert_eq!(Origin::of_own(&headers), None);
+        headers.remove(3);
+        assert_eq!(Origin::of_own(&headers), None);
+        assert_eq!(Origin::of_own(&[header(names::ORIGIN_TOPIC, b"\xff")]), None);
+    }
+
+    #[test]
+    fn only_one_well_formed_trace_context_is_taken() {
+        let good = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        assert!(traceparent(&[header("traceparent", good)]).is_some());
+        assert!(traceparent(&[header("traceparent", good), header("traceparent", good)]).is_none());
+        for bad in [
+            &b""[..],
+            b"00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+            b"00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            b"00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            b"ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            b"\xff\xff",
+        ] {
+            assert!(traceparent(&[header("traceparent", bad)]).is_none(), "{bad:?}");
+        }
+    }
+}

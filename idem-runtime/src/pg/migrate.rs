@@ -1,0 +1,43 @@
+//! The library's own migrations, with bookkeeping of their own.
+
+use std::borrow::Cow;
+
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::{PgPool, SqlSafeStr};
+use uuid::Uuid;
+
+/// Never the user's `_sqlx_migrations`.
+const BOOKKEEPING: &str = "idem_migration";
+
+const MIGRATIONS: &[(i64, &str, &str)] = &[(1, "create core", include_str!("../../migrations/0001_create_core.sql"))];
+
+/// Brings the schema up to date. Several processes may do this at once: an advisory lock orders them.
+pub(crate) async fn migrate(pool: &PgPool) -> Result<(), sqlx::Error> {
+    let migrations = MIGRATIONS
+        .iter()
+        .map(|&(version, name, sql)| {
+            Migration::new(version, Cow::Borrowed(name), MigrationType::Simple, sql.into_sql_str(), false)
+        })
+        .collect();
+    let mut migrator = Migrator::with_migrations(migrations);
+    migrator.dangerous_set_table_name(BOOKKEEPING);
+    migrator.run(pool).await.map_err(|error| match error {
+        sqlx::migrate::MigrateError::Execute(error) | sqlx::migrate::MigrateError::ExecuteMigration(error, _) => error,
+        other => sqlx::Error::Migrate(Box::new(other)),
+    })
+}
+
+/// Whether every table the library needs is there.
+pub(crate) async fn schema_is_present(pool: &PgPool) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar(
+        "SELECT bool_and(to_regclass(name) IS NOT NULL) \
+         FROM unnest(ARRAY['idem_lineage', 'processed_event', 'consumer_progress']) AS name",
+    )
+    .fetch_one(pool)
+    .await
+}
+
+/// The identity of this database, which a restored copy shares.
+pub(crate) async fn lineage(pool: &PgPool) -> Result<Uuid, sqlx::Error> {
+    sqlx::query_scalar("SELECT id FROM idem_lineage").fetch_one(pool).await
+}

@@ -1,0 +1,7 @@
+//! Everything that talks to PostgreSQL.
+
+pub(crate) mod dedup;
+pub(crate) mod migrate;
+pub(crate) mod partitions;
+pub(crate) mod progress;
+pub(crate) mod session;

@@ -1,0 +1,335 @@
+//! What happens to one event, in its order, on one page:
+//!
+//! decode → gate → begin → dedup insert → handler → check → commit
+//!
+//! and then, by the outcome: the watermark moves, or the event waits in place, or it is moved to a
+//! retry topic or the dead letter queue first. Progress and offset follow the watermark
+//! (`group.rs`). What follows from what is decided in `decide/`; this page only does it.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use futures_util::FutureExt;
+use tracing::Instrument;
+
+use crate::clock;
+use crate::config::Unmatched;
+use crate::decide::outcome::{Outcome, Reason};
+use crate::decide::step::{self, Step};
+use crate::decide::window::{self, Gate};
+use crate::decide::{retry, sql_error};
+use crate::error::{Failure, HandlerError};
+use crate::event::{DecodeError, DecodedEvent};
+use crate::group::{GroupContext, Match};
+use crate::handler::{Delivery, Handler, ParamSource};
+use crate::kafka::forward::{self, Report};
+use crate::kafka::names;
+use crate::kafka::producer::PublishError;
+use crate::kafka::record::{self, Origin, Record};
+use crate::pg::dedup;
+use crate::pg::session::Session;
+use crate::run::RunError;
+use crate::stop::Stop;
+
+/// How the work on one record ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Settled {
+    /// The watermark may move over it.
+    Finished,
+    /// A stop came first: it will be delivered again.
+    Abandoned,
+}
+
+/// Works on one record until it is done, or a stop is asked for.
+///
+/// # Cancel safety
+/// Dropping it rolls back what was not committed; the record is delivered again and recognised.
+pub(crate) async fn settle(group: &GroupContext, record: &Record, stop: &Stop) -> Settled {
+    let headers = record.raw_headers();
+    let own = group.is_own_topic(&record.topic).then(|| Origin::of_own(&headers));
+    let origin = own.clone().flatten().unwrap_or_else(|| Origin::of_main(record));
+    let delivery = delivery(record, &origin, headers);
+
+    if let Some(due) = origin.due_at_millis {
+        let wait = Duration::from_millis(due.saturating_sub(clock::unix_millis()));
+        if !wait.is_zero() && !stop.sleep(wait).await {
+            return Settled::Abandoned;
+        }
+    }
+
+    let mut backoff = in_place_backoff();
+    loop {
+        let (handler, outcome) = match (&own, group.handler_for(&origin.topic, record.payload.as_deref())) {
+            (Some(None), _) => (None, foreign_record()),
+            (_, Match::Handler(handler)) => (Some(handler), attempt(group, handler, record, &delivery).await),
+            (_, Match::None) => (None, Outcome::Unmatched),
+            (_, Match::Unparsable(error)) => (None, undecodable(error)),
+        };
+        let handler = handler.map_or("", |handler| handler.spec.name);
+        let step = step::after(
+            &outcome,
+            origin.attempt,
+            group.tiers(handler),
+            group.config.unmatched == Unmatched::DeadLetter,
+        );
+        let moved = match &step {
+            Step::Advance => Ok(()),
+            Step::WaitInPlace => Err(()),
+            Step::Retry { .. } | Step::DeadLetter { .. } => {
+                move_on(group, record, &origin, handler, &outcome, &step).await
+            }
+            Step::StopRun => {
+                group.fail(RunError::TransactionEnded { handler: handler.to_owned() });
+                return Settled::Abandoned;
+            }
+        };
+        report(group, record, handler, &outcome, &step, moved.is_ok());
+        if moved.is_ok() {
+            return Settled::Finished;
+        }
+        let pause = backoff.next().unwrap_or(LONGEST_PAUSE);
+        if !stop.sleep(pause).await {
+            return Settled::Abandoned;
+        }
+    }
+}
+
+/// One attempt at an event.
+async fn attempt(group: &GroupContext, handler: &Handler, record: &Record, delivery: &Delivery) -> Outcome {
+    // decode
+    let Some(payload) = record.payload.as_deref() else {
+        return Outcome::permanent(Reason::Null, Failure::new("the record has no value"));
+    };
+    let event = match (handler.decode)(payload) {
+        Ok(event) => event,
+        Err(error) => return undecodable(error),
+    };
+    // gate
+    if window::gate(event.id.unix_millis(), clock::unix_millis(), group.config.clock_skew) == Gate::Future {
+        return Outcome::permanent(Reason::Future, Failure::new("the event id's time lies in the future"));
+    }
+    let span = tracing::info_span!(
+        "event", handler = handler.spec.name, event_id = %event.id, topic = &*delivery.topic,
+        partition = delivery.partition, offset = delivery.offset, attempt = delivery.attempt
+    );
+    // begin; the permit keeps the events in progress below the pool's size, so that waiting for a
+    // connection is never an outage
+    let Ok(_permit) = group.permits.acquire().await else {
+        return Outcome::Infrastructure(Failure::new("the run is ending"));
+    };
+    let mut session = match Session::acquire(&group.pools.handlers).await {
+        Ok(session) => session,
+        Err(error) => return infrastructure(error),
+    };
+    let (outcome, connection) = transaction(group, handler, event, delivery, &mut session).instrument(span).await;
+    match connection {
+        Connection::Usable => session.release(),
+        Connection::Unknown => drop(session), // closes it
+    }
+    outcome
+}
+
+/// What may be done with a connection after the transaction.
+enum Connection {
+    Usable,
+    Unknown,
+}
+
+/// begin → dedup insert → handler → check → commit
+async fn transaction(
+    group: &GroupContext,
+    handler: &Handler,
+    event: DecodedEvent,
+    delivery: &Delivery,
+    session: &mut Session,
+) -> (Outcome, Connection) {
+    let mut tx = match session.begin().await {
+        Ok(tx) => tx,
+        Err(error) => return (infrastructure(error), Connection::Unknown),
+    };
+
+    // dedup insert
+    let inserted = dedup::insert(&mut tx, event.id.uuid(), &group.name).await;
+    let transaction_id = match inserted {
+        Ok(Some(id)) => id,
+        Ok(None) => return (Outcome::Duplicate, rolled_back(tx).await),
+        Err(error) => {
+            if dedup::is_missing_partition(&error) {
+                tracing::error!(event_id = %event.id, "the dedup table has no partition for this event; attaching it");
+                group.missing_partition.notify_one();
+            }
+            let connection = after_error(tx, &error).await;
+            return (infrastructure(error), connection);
+        }
+    };
+
+    // handler
+    let params = ParamSource { states: &group.states, delivery };
+    let call = AssertUnwindSafe((handler.call)(&mut tx, event.event, params)).catch_unwind();
+    match tokio::time::timeout(handler.spec.timeout, call).await {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(error))) => {
+            let connection = match error.failure().source().downcast_ref::<sqlx::Error>() {
+                Some(error) => after_error(tx, error).await,
+                None => rolled_back(tx).await,
+            };
+            return (error.into(), connection);
+        }
+        // Both may have stopped in the middle of a statement.
+        Ok(Err(_panic)) => return (transient("the handler panicked", true), Connection::Unknown),
+        Err(_elapsed) => return (transient("the handler took longer than its timeout", false), Connection::Unknown),
+    }
+
+    // check
+    match dedup::is_current(&mut tx, transaction_id).await {
+        Ok(true) => {}
+        Ok(false) => return (Outcome::TransactionEnded, Connection::Unknown),
+        Err(error) if sql_error::is_aborted_transaction(&error) => {
+            let connection = rolled_back(tx).await;
+            return (
+                transient("the handler went on after a database error that aborted the transaction", false),
+                connection,
+            );
+        }
+        Err(error) => return (infrastructure(error), Connection::Unknown),
+    }
+
+    // commit; a deferred constraint of the user's tables fails here, with the class of its SQLSTATE
+    match tx.inner.commit().await {
+        Ok(()) => (Outcome::Done, Connection::Usable),
+        Err(error) => {
+            let usable = sql_error::leaves_connection_usable(&error);
+            (HandlerError::from(error).into(), if usable { Connection::Usable } else { Connection::Unknown })
+        }
+    }
+}
+
+async fn rolled_back(tx: crate::handler::Tx<'_>) -> Connection {
+    match tx.inner.rollback().await {
+        Ok(()) => Connection::Usable,
+        Err(_) => Connection::Unknown,
+    }
+}
+
+async fn after_error(tx: crate::handler::Tx<'_>, error: &sqlx::Error) -> Connection {
+    if sql_error::leaves_connection_usable(error) { rolled_back(tx).await } else { Connection::Unknown }
+}
+
+/// Publishes the event to where it goes next. Returns after the broker's acknowledgement.
+async fn move_on(
+    group: &GroupContext,
+    record: &Record,
+    origin: &Origin,
+    handler: &str,
+    outcome: &Outcome,
+    step: &Step,
+) -> Result<(), ()> {
+    let now = clock::unix_millis();
+    let error = match outcome.failure() {
+        Some(failure) if group.config.error_text => failure.summary_with_text(),
+        Some(failure) => failure.summary(),
+        None => String::new(),
+    };
+    let mut report = Report {
+        origin,
+        attempt: origin.attempt.saturating_add(1),
+        first_failed_at_millis: origin.first_failed_at_millis.unwrap_or(now),
+        handler,
+        error: &error,
+        due_at_millis: None,
+        reason: None,
+    };
+    let dlq = names::dlq_topic(&group.name);
+    let published = match step {
+        Step::Retry { delay } => {
+            report.due_at_millis = Some(retry::due_at_millis(now, *delay, fastrand::f64()));
+            let topic = names::retry_topic(&group.name, *delay);
+            match forward::publish(&group.producer, &topic, record, &report).await {
+                // It will not fit the next tier either.
+                Err(PublishError::TooLarge) => {
+                    report = Report { due_at_millis: None, reason: Some(Reason::Exhausted), ..report };
+                    forward::dead_letter(&group.producer, &dlq, record, &report).await
+                }
+                published => published,
+            }
+        }
+        Step::DeadLetter { reason } => {
+            report.reason = Some(*reason);
+            forward::dead_letter(&group.producer, &dlq, record, &report).await
+        }
+        Step::Advance | Step::WaitInPlace | Step::StopRun => Ok(()),
+    };
+    published.map_err(|error| match error {
+        PublishError::Fatal(error) => group.fail(RunError::Producer(error)),
+        error => tracing::warn!(group = &*group.name, %error, "can't move an event on; waiting"),
+    })
+}
+
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Backoff for an outage: it never ends, and never grows beyond a few seconds, so that work resumes
+/// soon after.
+fn in_place_backoff() -> impl Iterator<Item = Duration> {
+    ExponentialBuilder::default()
+        .with_min_delay(Duration::from_millis(100))
+        .with_max_delay(LONGEST_PAUSE)
+        .without_max_times()
+        .with_jitter()
+        .build()
+}
+
+fn delivery(record: &Record, origin: &Origin, headers: Vec<(Vec<u8>, Option<Vec<u8>>)>) -> Delivery {
+    Delivery {
+        topic: origin.topic.clone(),
+        partition: origin.partition,
+        offset: origin.offset,
+        key: record.key.as_deref().map(Into::into),
+        traceparent: record::traceparent(&headers),
+        headers: headers.into(),
+        timestamp_millis: origin.timestamp_millis,
+        attempt: origin.attempt,
+    }
+}
+
+fn infrastructure(error: sqlx::Error) -> Outcome {
+    Outcome::Infrastructure(Failure::new(error))
+}
+
+fn transient(text: &'static str, panicked: bool) -> Outcome {
+    Outcome::Transient { failure: Failure::new(text), panicked }
+}
+
+fn undecodable(error: DecodeError) -> Outcome {
+    let reason = match error {
+        DecodeError::BadId(_) => Reason::BadId,
+        DecodeError::Unparsable { .. } => Reason::Unparsable,
+    };
+    Outcome::permanent(reason, Failure::new(error))
+}
+
+/// A record on the group's own topics that the library did not write.
+fn foreign_record() -> Outcome {
+    Outcome::permanent(Reason::Unparsable, Failure::new("the record does not say where it comes from"))
+}
+
+/// One line per event for who listens; a failure is worth a warning.
+fn report(group: &GroupContext, record: &Record, handler: &str, outcome: &Outcome, step: &Step, moved: bool) {
+    let settled = match (step, outcome) {
+        (Step::Advance, Outcome::Duplicate) => "duplicate",
+        (Step::Advance, Outcome::Unmatched) => "unmatched",
+        (Step::Advance, _) => "done",
+        (Step::Retry { .. }, _) => "retry",
+        (Step::DeadLetter { .. }, _) => "dead-letter",
+        (Step::WaitInPlace | Step::StopRun, _) => "wait",
+    };
+    let (topic, partition, offset) = (&*record.topic, record.partition, record.offset);
+    if let Some(failure) = outcome.failure() {
+        let error = failure.summary();
+        tracing::warn!(group = &*group.name, handler, topic, partition, offset, error, next = settled, "event failed");
+    }
+    if moved {
+        tracing::debug!(target: "idem::settled", handler, outcome = settled, topic, partition, offset);
+    }
+}

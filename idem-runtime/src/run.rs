@@ -1,0 +1,379 @@
+//! `run()`: from the linked handlers to a clean exit.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::error::KafkaError;
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::decide::sql_error;
+use crate::error::Class;
+use crate::group::{self, Coordinator, GroupContext};
+use crate::handler::{Handler, States};
+use crate::kafka::admin::{self, Need, TopicError};
+use crate::kafka::producer::Producer;
+use crate::pg::session::Pools;
+use crate::pg::{migrate, partitions};
+use crate::registry;
+use crate::stop::{self, Stop};
+
+/// Drives every handler that the program links, configured by the environment, until SIGTERM or
+/// SIGINT.
+///
+/// ```no_run
+/// #[tokio::main]
+/// async fn main() -> Result<(), idem_runtime::RunError> {
+///     idem_runtime::run().await
+/// }
+/// ```
+///
+/// # Errors
+/// See [`RunError`]. A database or broker that can't be reached is no error: it is waited for.
+///
+/// # Cancel safety
+/// Dropping it stops at once, without a last commit: some events are delivered again and recognised.
+pub async fn run() -> Result<(), RunError> {
+    builder().run().await
+}
+
+/// The same with values given in the program.
+///
+/// ```no_run
+/// struct Rates { vat_percent: u32 }
+///
+/// # async fn example() -> Result<(), idem_runtime::RunError> {
+/// idem_runtime::builder().state(Rates { vat_percent: 19 }).run().await
+/// # }
+/// ```
+#[must_use]
+pub fn builder() -> Builder {
+    Builder::default()
+}
+
+/// See [`builder`].
+#[derive(Default)]
+pub struct Builder {
+    states: States,
+    config: Option<Config>,
+    groups: Option<Vec<String>>,
+    shutdown: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl Builder {
+    /// Gives a value to every handler that asks for a [`State<T>`](crate::State). A second value of
+    /// a type replaces the first.
+    #[must_use]
+    pub fn state<T: Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.states.insert(value);
+        self
+    }
+
+    /// Settings in place of the environment's.
+    #[must_use]
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = Some(config);
+        self
+    }
+
+    /// Drives only these groups: one program, several deployments.
+    #[must_use]
+    pub fn groups<G: Into<String>>(mut self, groups: impl IntoIterator<Item = G>) -> Self {
+        self.groups = Some(groups.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Ends the run when this future does, besides SIGTERM and SIGINT.
+    #[must_use]
+    pub fn shutdown_when(mut self, shutdown: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.shutdown = Some(Box::pin(shutdown));
+        self
+    }
+
+    /// Runs; see [`run`]. Needs tokio's multi-threaded runtime.
+    ///
+    /// # Errors
+    /// See [`RunError`].
+    pub async fn run(self) -> Result<(), RunError> {
+        let (config, handlers) = self.checked()?;
+        for handler in &handlers {
+            let spec = &handler.spec;
+            tracing::info!(
+                handler = spec.name,
+                topic = spec.topic,
+                group = spec.group,
+                event_type = spec.event_type,
+                "found"
+            );
+        }
+        let (stopper, stop) = stop::channel();
+        let signals = tokio::spawn(async move {
+            tokio::select! {
+                () = termination() => tracing::info!("asked to end: finishing what runs"),
+                () = async { match self.shutdown { Some(shutdown) => shutdown.await, None => std::future::pending().await } } => {}
+            }
+            stopper.stop();
+        });
+        let result = Running { config: Arc::new(config), states: Arc::new(self.states), stop }.drive(handlers).await;
+        signals.abort();
+        result
+    }
+
+    /// Everything that is wrong before anything is connected to, in one error.
+    fn checked(&self) -> Result<(Config, Vec<Handler>), RunError> {
+        let mut handlers = registry::handlers();
+        let mut problems = Vec::new();
+        if let Some(groups) = &self.groups {
+            let unknown =
+                groups.iter().filter(|group| handlers.iter().all(|handler| handler.spec.group != group.as_str()));
+            problems
+                .extend(unknown.map(|group| format!("no handler has the group `{group}` that the builder was given")));
+            handlers.retain(|handler| groups.iter().any(|group| group == handler.spec.group));
+        }
+        problems.extend(registry::problems(&handlers, &self.states));
+        let config = match &self.config {
+            Some(config) => Some(config.clone()),
+            None => match Config::from_env() {
+                Ok(config) => Some(config),
+                Err(errors) => {
+                    problems.extend(errors.0.iter().map(ToString::to_string));
+                    None
+                }
+            },
+        };
+        match config {
+            Some(config) if problems.is_empty() => Ok((config, handlers)),
+            _ => Err(RunError::Setup(Problems(problems))),
+        }
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("config", &self.config).field("groups", &self.groups).finish_non_exhaustive()
+    }
+}
+
+/// Pause before a server that could not be reached at the start is tried again.
+const START_PAUSE: Duration = Duration::from_secs(1);
+
+struct Running {
+    config: Arc<Config>,
+    states: Arc<States>,
+    stop: Stop,
+}
+
+impl Running {
+    async fn drive(self, handlers: Vec<Handler>) -> Result<(), RunError> {
+        let longest = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
+        let pools = Pools::new(&self.config.database, &self.config.client_id, self.config.pool_size, longest);
+        let Some(lineage) = self.database(&pools).await? else { return Ok(()) };
+
+        let mut by_group: BTreeMap<&'static str, Vec<Handler>> = BTreeMap::new();
+        for handler in handlers {
+            by_group.entry(handler.spec.group).or_default().push(handler);
+        }
+        let producer = Producer::new(&self.config).map_err(RunError::Producer)?;
+        let permits = Arc::new(Semaphore::new(self.config.pool_size as usize));
+        let missing_partition = Arc::new(Notify::new());
+        let (failures, mut failed) = mpsc::unbounded_channel();
+        let groups: Vec<Arc<GroupContext>> = by_group
+            .into_iter()
+            .map(|(name, handlers)| {
+                let mut topics: HashMap<&'static str, Vec<Handler>> = HashMap::new();
+                let concurrency = handlers.iter().map(|handler| handler.spec.concurrency).max().unwrap_or(1);
+                let longest_handler = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
+                for handler in handlers {
+                    topics.entry(handler.spec.topic).or_default().push(handler);
+                }
+                Arc::new(GroupContext {
+                    name: name.into(),
+                    topics,
+                    concurrency: usize::from(concurrency),
+                    config: Arc::clone(&self.config),
+                    states: Arc::clone(&self.states),
+                    pools: pools.clone(),
+                    permits: Arc::clone(&permits),
+                    producer: producer.clone(),
+                    lineage,
+                    missing_partition: Arc::clone(&missing_partition),
+                    failures: failures.clone(),
+                    longest_handler,
+                })
+            })
+            .collect();
+        let Some(existing) = self.topics(&groups).await? else { return Ok(()) };
+
+        let maintenance = tokio::spawn(partitions::keep_attached(pools.service.clone(), missing_partition));
+        let (stopper, stop) = stop::channel();
+        let mut coordinators = JoinSet::new();
+        for group in groups {
+            let topics = group::subscription(&group, &existing);
+            let name = group.name.to_string();
+            match Coordinator::join(group, &topics) {
+                Ok(coordinator) => drop(coordinators.spawn(coordinator.run(stop.clone()))),
+                Err(error) => {
+                    let _ = failures.send(RunError::Consumer { group: name, error });
+                }
+            }
+        }
+        let failure = tokio::select! {
+            failure = failed.recv() => failure,
+            () = self.stop.requested() => None,
+        };
+        if let Some(failure) = &failure {
+            tracing::error!(error = %failure, "the run ends");
+        }
+        stopper.stop();
+        while coordinators.join_next().await.is_some() {}
+        maintenance.abort();
+        producer.flush(Duration::from_secs(1)).await;
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Waits for the database, brings its schema up to date, and reads its lineage. `None`: asked
+    /// to stop.
+    async fn database(&self, pools: &Pools) -> Result<Option<Uuid>, RunError> {
+        loop {
+            let ready = async {
+                if self.config.migrate {
+                    migrate::migrate(&pools.service).await?;
+                } else if !migrate::schema_is_present(&pools.service).await? {
+                    return Ok(Err(RunError::Setup(Problems(vec![
+                        "the database has no idem tables: set IDEM_MIGRATE=true, or apply the migrations".to_owned(),
+                    ]))));
+                }
+                partitions::attach_ahead(&pools.service).await?;
+                migrate::lineage(&pools.service).await.map(Ok)
+            };
+            let ready: Result<Result<Uuid, RunError>, sqlx::Error> = tokio::select! {
+                ready = ready => ready,
+                () = self.stop.requested() => return Ok(None),
+            };
+            match ready {
+                Ok(ready) => return ready.map(Some),
+                Err(error) if sql_error::class(&error) == Class::Infrastructure => {
+                    tracing::warn!(%error, "the database is not usable; waiting for it");
+                }
+                Err(error) => return Err(RunError::Database(error)),
+            }
+            if !self.stop.sleep(START_PAUSE).await {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Waits for the broker, and makes or names missing topics. `None`: asked to stop.
+    async fn topics(
+        &self,
+        groups: &[Arc<GroupContext>],
+    ) -> Result<Option<std::collections::HashSet<String>>, RunError> {
+        let needs: Vec<Need> = groups
+            .iter()
+            .map(|group| Need {
+                group: group.name.to_string(),
+                topics: group.topics.keys().copied().collect(),
+                tiers: group.all_tiers(),
+            })
+            .collect();
+        loop {
+            let ready = tokio::select! {
+                ready = admin::ensure(&self.config, &needs) => ready,
+                () = self.stop.requested() => return Ok(None),
+            };
+            match ready {
+                Ok(existing) => return Ok(Some(existing)),
+                Err(TopicError::Missing(problems)) => return Err(RunError::Setup(Problems(problems))),
+                Err(TopicError::Unreachable(error)) => {
+                    tracing::warn!(%error, "the broker is not reachable; waiting for it")
+                }
+            }
+            if !self.stop.sleep(START_PAUSE).await {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// SIGTERM or SIGINT.
+async fn termination() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+            (Ok(mut terminate), Ok(mut interrupt)) => {
+                tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+            }
+            _ => std::future::pending().await,
+        }
+    }
+    #[cfg(not(unix))]
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// Why a run ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The program or its settings are wrong; everything that is, at once.
+    #[error("{0}")]
+    Setup(Problems),
+    /// The database refused something that no waiting cures.
+    #[error("the database refused: {0}")]
+    Database(#[source] sqlx::Error),
+    /// A consumer can't go on.
+    #[error("the consumer of group `{group}` failed for good: {error}")]
+    Consumer {
+        /// The group.
+        group: String,
+        /// librdkafka's error.
+        error: KafkaError,
+    },
+    /// The producer can't go on.
+    #[error("the producer failed for good: {0}")]
+    Producer(#[source] KafkaError),
+    /// A handler ran COMMIT or ROLLBACK itself.
+    #[error(
+        "{handler} ended the transaction itself (COMMIT or ROLLBACK), so the dedup row and its writes are not one any more: \
+         remove the statement; the library commits after the handler, and rolls back when it fails"
+    )]
+    TransactionEnded {
+        /// The handler.
+        handler: String,
+    },
+    /// The group's offsets in Kafka were committed for another database.
+    #[error(
+        "group `{group}` was last run on another database: Kafka's offsets of topic `{topic}` name the lineage {theirs}, \
+         this database is {ours}. Nothing was processed. If this database is the right one now, accept it with \
+         IDEM_ACCEPT_DATABASE={ours}"
+    )]
+    AnotherDatabase {
+        /// The group.
+        group: String,
+        /// A topic with such offsets.
+        topic: String,
+        /// The lineage of the database in use.
+        ours: Uuid,
+        /// The lineage that Kafka's offsets name.
+        theirs: Uuid,
+    },
+}
+
+/// Everything that is wrong, one sentence each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problems(pub Vec<String>);
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} problem{} before the start", self.0.len(), if self.0.len() == 1 { "" } else { "s" })?;
+        self.0.iter().try_for_each(|problem| write!(f, "\n  - {problem}"))
+    }
+}

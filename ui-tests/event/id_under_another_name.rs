@@ -1,0 +1,8 @@
+use idem_runtime::prelude::*;
+
+#[derive(serde::Deserialize, Event)]
+struct OrderConfirmed {
+    message: EventId,
+}
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Holds the tests of the diagnostics: see README.md.

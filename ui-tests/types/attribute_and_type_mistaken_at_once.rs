@@ -1,0 +1,10 @@
+use idem_runtime::prelude::*;
+
+struct Plain;
+
+#[idempotent_handler(topik = "orders", group = "billing")]
+async fn on_order(_tx: &mut Tx<'_>, _event: Plain) -> HandlerResult {
+    Ok(())
+}
+
+fn main() {}
