@@ -10,6 +10,7 @@ use rdkafka::types::RDKafkaErrorCode;
 use crate::error::QuickstartError;
 use crate::handlers::{GROUPS, RETRIES, TOPIC};
 use crate::progress::Progress;
+use crate::topics;
 
 const PARTITIONS: i32 = 4;
 
@@ -69,8 +70,9 @@ impl Servers {
             ("IDEM_KAFKA_BROKERS", self.brokers().to_owned()),
             ("IDEM_SHUTDOWN_GRACE", "10s".to_owned()),
         ];
-        if let Broker::Mock(_) = self.broker {
-            // After a crash the mock cluster waits for the old member's session to run out.
+        let said = |variable| std::env::var_os(variable).is_some();
+        if !said("IDEM_KAFKA_SESSION_TIMEOUT_MS") && !said("IDEM_KAFKA_GROUP_PROTOCOL") {
+            // After a crash the group waits until the old member's session has run out.
             variables.push(("IDEM_KAFKA_SESSION_TIMEOUT_MS", "6000".to_owned()));
         }
         variables
@@ -105,6 +107,13 @@ impl Servers {
 
     async fn create_main_topic(&self) -> Result<(), QuickstartError> {
         let failed = || QuickstartError::kafka(format!("create the topic {TOPIC}"));
+        let client = self.client();
+        let there =
+            tokio::task::spawn_blocking(move || topics::exists(&topics::observer(&client, "quickstart")?, TOPIC));
+        // Not even asked for where it exists: not every user, or broker, may create topics.
+        if there.await.unwrap_or_else(|failed| std::panic::resume_unwind(failed.into_panic())).map_err(failed())? {
+            return Ok(());
+        }
         let admin: AdminClient<DefaultClientContext> = self.client().create().map_err(failed())?;
         // -1: as many replicas as the broker's own default.
         let topic = NewTopic::new(TOPIC, PARTITIONS, TopicReplication::Fixed(-1));

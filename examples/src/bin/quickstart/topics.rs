@@ -16,7 +16,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub fn observer(client: &ClientConfig, group: &str) -> KafkaResult<BaseConsumer> {
     let mut config = client.clone();
     config.set("group.id", group).set("enable.auto.commit", "false").set("enable.partition.eof", "true");
+    // What it asks for is there: no broker has to wait for more.
+    config.set("fetch.wait.max.ms", "10");
     config.create()
+}
+
+/// Whether there is such a topic.
+pub fn exists(observer: &BaseConsumer, topic: &str) -> KafkaResult<bool> {
+    let seen = observer.fetch_metadata(Some(topic), PATIENCE)?;
+    Ok(seen.topics().iter().any(|found| found.name() == topic && found.error().is_none()))
 }
 
 /// The next offset of each partition; none for a topic that does not exist.
