@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -40,9 +40,7 @@ impl Consumer {
 
     /// Kills it, as a crash of the machine would: it has no chance to finish anything.
     pub async fn kill(&mut self) -> Result<(), QuickstartError> {
-        self.process.signal(Signal::Kill)?;
-        let status = self.process.wait(ENDING).await?;
-        self.join_reader();
+        let status = self.end(Signal::Kill).await?;
         if status.signal() != Some(9) {
             return Err(QuickstartError::ConsumerEnded(status));
         }
@@ -52,10 +50,13 @@ impl Consumer {
 
     /// Asks it to end, and waits.
     pub async fn finish(&mut self) -> Result<(), QuickstartError> {
-        self.process.signal(Signal::Terminate)?;
-        let status = self.process.wait(ENDING).await?;
-        self.join_reader();
+        let status = self.end(Signal::Terminate).await?;
         if status.success() { Ok(()) } else { Err(QuickstartError::ConsumerEnded(status)) }
+    }
+
+    /// Ends it without counting that as a crash, when the demonstration has failed anyway.
+    pub async fn abandon(&mut self) -> Result<(), QuickstartError> {
+        self.end(Signal::Kill).await.map(drop)
     }
 
     /// An error if it has ended by itself.
@@ -76,12 +77,15 @@ impl Consumer {
         self.crashes
     }
 
-    /// Waits until everything it wrote has been read.
-    fn join_reader(&mut self) {
+    /// Ends it, and waits until everything it wrote has been read.
+    async fn end(&mut self, signal: Signal) -> Result<ExitStatus, QuickstartError> {
+        self.process.signal(signal)?;
+        let status = self.process.wait(ENDING).await?;
         if let Some(reader) = self.reader.take() {
             // It only counts lines: nothing in it panics.
             let _ = reader.join();
         }
+        Ok(status)
     }
 }
 

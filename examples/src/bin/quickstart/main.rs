@@ -78,9 +78,9 @@ async fn consume() -> Result<(), QuickstartError> {
 
 async fn demonstrate(args: &Args) -> Result<ExitCode, QuickstartError> {
     let deadline = Instant::now() + LIMIT;
-    let progress = Progress::new();
-    let servers = Servers::start(&progress).await?;
     let load = Load::plan();
+    let progress = Progress::new(load.effects());
+    let servers = Servers::start(&progress).await?;
     let watch = Watch::start(&servers, &load).await?;
     progress.say("publishing");
     let published = load.publish(&servers).await?;
@@ -91,10 +91,12 @@ async fn demonstrate(args: &Args) -> Result<ExitCode, QuickstartError> {
         Ok(handled) => handled.map(|()| true)?,
         Err(_) => false,
     };
-    if !in_time {
+    if in_time {
+        consumer.finish().await?;
+    } else {
         progress.say(&format!("not done after {LIMIT:?}: {}", watch.missing().await?.join("; ")));
+        consumer.abandon().await?;
     }
-    consumer.finish().await?;
     progress.say("counting");
     let figures = Figures {
         published,

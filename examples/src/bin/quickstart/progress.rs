@@ -18,9 +18,9 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub fn new() -> Self {
+    pub fn new(effects: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::no_length();
+            let bar = ProgressBar::new(effects);
             bar.set_style(ProgressStyle::default_bar());
             bar
         });
