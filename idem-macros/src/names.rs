@@ -100,7 +100,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
 /// The duration in its largest whole unit, as it stands in the name of a retry topic.
 pub fn render_duration(duration: Duration) -> String {
     let millis = millis(duration);
-    let (unit, size) = UNITS.iter().find(|(_, size)| millis % size == 0).unwrap_or(&UNITS[4]);
+    let (unit, size) = UNITS.iter().find(|(_, size)| millis.is_multiple_of(*size)).unwrap_or(&UNITS[4]);
     format!("{}{unit}", millis / size)
 }
 

@@ -213,29 +213,28 @@ where
     }
 }
 
-/// A handler's future whose output is known to be an [`Outcome`].
-pub struct Answer<F: Future> {
-    future: F,
-    convert: fn(F::Output) -> HandlerResult,
+/// How the handler's output becomes a result.
+pub struct OutputSlot<O> {
+    convert: fn(O) -> HandlerResult,
 }
 
 /// The role of the return type.
-pub fn returns<F>(future: F) -> Answer<F>
+#[must_use]
+pub fn output<O>() -> OutputSlot<O>
 where
-    F: Future,
-    F::Output: Outcome,
+    O: Outcome,
 {
-    Answer { future, convert: Outcome::into_result }
+    OutputSlot { convert: O::into_result }
 }
 
 /// The handler's future, without its type. `Send` is asked of the future itself: behind an
 /// `async move` the error would no longer be at the handler.
-pub fn erase<'a, F>(answer: Answer<F>) -> BoxFuture<'a, HandlerResult>
+pub fn erase<'a, F>(future: F, output: OutputSlot<F::Output>) -> BoxFuture<'a, HandlerResult>
 where
     F: Future + Send + 'a,
+    F::Output: 'a,
 {
-    let Answer { future, convert } = answer;
-    Box::pin(future.map(convert))
+    Box::pin(future.map(output.convert))
 }
 
 // ---- derive(Event) ----
@@ -293,4 +292,44 @@ pub fn never<T>() -> T {
 #[must_use]
 pub fn registered() -> Vec<HandlerSpec> {
     crate::registry::handlers().iter().map(|handler| handler.spec).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, PartialEq)]
+    struct Paid(EventId);
+
+    impl Event for Paid {
+        fn event_id(&self) -> EventId {
+            self.0
+        }
+
+        fn decode(payload: &[u8]) -> Result<Self, DecodeError> {
+            decode(payload).map(Self)
+        }
+    }
+
+    #[test]
+    fn an_event_passes_through_its_slot() {
+        let slot = event::<Paid>();
+        let decoded = slot.decode()(br#""0198c5f4-7a00-7000-8000-000000000001""#).unwrap();
+        assert_eq!(slot.take(decoded.event), Paid(decoded.id));
+        assert!(slot.decode()(b"1").is_err());
+    }
+
+    #[test]
+    fn only_a_state_needs_something_of_the_builder() {
+        let need = param::<State<String>>().need().unwrap();
+        assert_eq!((need.id, need.type_name), (TypeId::of::<String>(), "alloc::string::String"));
+        assert!(param::<Delivery>().need().is_none());
+    }
+
+    #[test]
+    fn a_future_keeps_its_result() {
+        let refused = async { Err::<(), _>(HandlerError::permanent("no")) };
+        let result = tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(erase(refused, output()));
+        assert_eq!(result.unwrap_err().to_string(), "permanent: no");
+    }
 }

@@ -1,6 +1,7 @@
 //! What a handler may fail with. The type decides what happens next, never the text.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 
@@ -138,15 +139,21 @@ impl<E: Classified> From<E> for HandlerError {
 pub struct Failure {
     source: Box<dyn Error + Send + Sync>,
     type_name: &'static str,
-    static_text: Option<&'static str>,
+    /// A text that is sure to hold nothing of a payload.
+    safe_text: Option<Cow<'static, str>>,
 }
 
 impl Failure {
     /// Wraps an error, or a text.
     pub(crate) fn new<E: Into<Box<dyn Error + Send + Sync>> + 'static>(cause: E) -> Self {
         // Only a text that was in the program's source is sure to hold nothing of a payload.
-        let static_text = (&cause as &dyn Any).downcast_ref::<&'static str>().copied();
-        Self { source: cause.into(), type_name: std::any::type_name::<E>(), static_text }
+        let safe_text = (&cause as &dyn Any).downcast_ref::<&'static str>().map(|text| Cow::Borrowed(*text));
+        Self { source: cause.into(), type_name: std::any::type_name::<E>(), safe_text }
+    }
+
+    /// Wraps an error whose text never quotes a payload, such as the library's own.
+    pub(crate) fn with_safe_text<E: Error + Send + Sync + 'static>(cause: E) -> Self {
+        Self { safe_text: Some(cause.to_string().into()), ..Self::new(cause) }
     }
 
     /// The error itself. Its text may quote a payload: don't log it where that must not be seen.
@@ -161,10 +168,7 @@ impl Failure {
     /// Constraint and table names are the schema's, not a payload's.
     #[must_use]
     pub fn summary(&self) -> String {
-        let mut summary = match self.static_text {
-            Some(text) => text.to_owned(),
-            None => self.type_name.to_owned(),
-        };
+        let mut summary = self.safe_text.as_deref().unwrap_or(self.type_name).to_owned();
         if let Some(sqlx::Error::Database(db)) = self.source.downcast_ref::<sqlx::Error>() {
             if let Some(code) = db.code() {
                 summary.push_str(" SQLSTATE ");
@@ -181,7 +185,7 @@ impl Failure {
     /// [`summary`](Self::summary) with the error's own text behind it, for `IDEM_ERROR_TEXT=true`.
     #[must_use]
     pub(crate) fn summary_with_text(&self) -> String {
-        match self.static_text {
+        match self.safe_text {
             Some(_) => self.summary(),
             None => truncate(format!("{}: {}", self.summary(), self.source), 512),
         }

@@ -15,7 +15,7 @@ use crate::decide::position::{self, CommittedBy, Facts, Start, Why};
 use crate::decide::progress::{self, Belief, Verdict};
 use crate::event::DecodeError;
 use crate::handler::{Handler, States};
-use crate::kafka::consumer::{Command, Consumer, Event, Partition};
+use crate::kafka::consumer::{Command, Consumer, Event, Partition, Source};
 use crate::kafka::names;
 use crate::kafka::producer::Producer;
 use crate::lane::Lane;
@@ -190,6 +190,9 @@ impl Coordinator {
         match event {
             Event::Assigned(partitions) => {
                 tracing::info!(group = &*self.group.name, partitions = %list(&partitions), "assigned");
+                if partitions.is_empty() {
+                    self.consumer.send(Command::Start(Vec::new()));
+                }
                 self.pending.extend(partitions.into_iter().map(|partition| (partition, Pending::Assigned)));
                 self.next_takeover = Instant::now();
             }
@@ -262,13 +265,15 @@ impl Coordinator {
         self.next_takeover = Instant::now() + TAKEOVER_PAUSE;
         match self.positions().await {
             Ok(Some(starts)) => {
+                let mut assigned = Vec::new();
                 for (partition, start) in starts {
                     let Some(pending) = self.pending.remove(&partition) else { continue };
                     let (lane, sender) = Lane::start(Arc::clone(&self.group), start.offset);
-                    let command = match pending {
-                        Pending::Assigned => Command::Start(partition.clone(), start.offset, sender),
-                        Pending::Rewind => Command::Rewind(partition.clone(), start.offset, sender),
-                    };
+                    let source = Source { partition: partition.clone(), offset: start.offset, lane: sender };
+                    match pending {
+                        Pending::Assigned => assigned.push(source),
+                        Pending::Rewind => self.consumer.send(Command::Rewind(source)),
+                    }
                     let owned = Owned {
                         lane,
                         epoch: start.epoch,
@@ -278,7 +283,9 @@ impl Coordinator {
                         committed: None,
                     };
                     self.owned.insert(partition, owned);
-                    self.consumer.send(command);
+                }
+                if !assigned.is_empty() {
+                    self.consumer.send(Command::Start(assigned));
                 }
             }
             Ok(None) => {}

@@ -306,7 +306,7 @@ fn undecodable(error: DecodeError) -> Outcome {
         DecodeError::BadId(_) => Reason::BadId,
         DecodeError::Unparsable { .. } => Reason::Unparsable,
     };
-    Outcome::permanent(reason, Failure::new(error))
+    Outcome::permanent(reason, Failure::with_safe_text(error))
 }
 
 /// A record on the group's own topics that the library did not write.

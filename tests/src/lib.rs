@@ -10,9 +10,11 @@ pub mod env;
 mod headers;
 pub mod java;
 pub mod kafka;
+pub mod orders;
 pub mod postgres;
 pub mod proxy;
 mod records;
+pub mod run;
 mod statements;
 pub mod wait;
 
@@ -23,4 +25,5 @@ pub use idem_runtime::testing::{MockBroker, Postgres};
 pub use kafka::Kafka;
 pub use proxy::{Fault, Proxy};
 pub use records::{ReadRecord, Record};
+pub use run::Run;
 pub use wait::{eventually, eventually_some};

@@ -85,13 +85,25 @@ pub(crate) fn partitions(consumer: &BaseConsumer, topic: &str) -> Vec<i32> {
     found.map_or_else(Vec::new, |found| found.partitions().iter().map(|each| each.id()).collect())
 }
 
+/// The first offset of a partition and the one past its last. A partition that was just made has no
+/// leader for a moment.
+fn bounds(consumer: &BaseConsumer, topic: &str, partition: i32) -> (i64, i64) {
+    let start = Instant::now();
+    loop {
+        match consumer.fetch_watermarks(topic, partition, LIMIT) {
+            Ok(bounds) => return bounds,
+            Err(_) if start.elapsed() < LIMIT => std::thread::sleep(Duration::from_millis(50)),
+            Err(error) => panic!("cannot find the end of {topic}/{partition}: {error}"),
+        }
+    }
+}
+
 /// Every record up to the ends seen at the beginning.
 pub(crate) fn read_all(consumer: &BaseConsumer, topic: &str) -> Vec<ReadRecord> {
     let mut wanted = TopicPartitionList::new();
     let mut ends = BTreeMap::new();
     for partition in partitions(consumer, topic) {
-        let marks = consumer.fetch_watermarks(topic, partition, LIMIT);
-        let (low, end) = marks.unwrap_or_else(|error| panic!("cannot find the end of {topic}/{partition}: {error}"));
+        let (low, end) = bounds(consumer, topic, partition);
         if low < end {
             wanted.add_partition_offset(topic, partition, Offset::Beginning).expect("a valid offset");
             ends.insert(partition, end);

@@ -1,7 +1,7 @@
 //! Generated code is clean under strict lints, and relies on no name that is in scope.
 #![forbid(unsafe_code)]
 #![deny(warnings, missing_docs, unreachable_pub, unused_qualifications, clippy::all, clippy::pedantic)]
-#![allow(dead_code, non_camel_case_types, missing_copy_implementations, reason = "shadows, never used")]
+#![allow(dead_code, unused_macros, non_camel_case_types, non_upper_case_globals, missing_copy_implementations, clippy::unused_async, reason = "shadows, never used")]
 
 /// Handlers among shadows.
 pub mod handlers {
@@ -31,10 +31,10 @@ pub mod handlers {
         };
     }
 
-    /// An event.
-    #[derive(serde::Deserialize, Event)]
+    /// An event. Its `Deserialize` is elsewhere: serde's derive needs the real `u8`.
+    #[derive(Event)]
     pub struct Paid {
-        event_id: EventId,
+        pub(crate) event_id: EventId,
     }
 
     /// A handler.
@@ -54,6 +54,12 @@ pub mod handlers {
     #[idempotent_handler(topic = "orders", group = "shipping")]
     pub async fn on_paid_long_ago(_: &mut Tx<'_>, _: Paid) -> HandlerResult {
         HandlerResult::Ok(())
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for handlers::Paid {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self { event_id: serde::Deserialize::deserialize(deserializer)? })
     }
 }
 

@@ -28,8 +28,8 @@ pub fn read<'a>(input: &'a DeriveInput, diag: &mut Diag) -> Option<Event<'a>> {
     }
     let mut marked = Vec::new();
     for &field in &fields {
-        let at = words(&field.attrs, diag).into_iter().find(|(word, _)| word == "id");
-        marked.extend(at.map(|(_, at)| (field, at)));
+        let ids = words(&field.attrs, diag).into_iter().filter(|(word, _)| word == "id");
+        marked.extend(ids.map(|(_, at)| (field, at)));
     }
     let id = id_field(input, &fields, &marked, diag)?;
     if diag.has_errors() {
@@ -51,10 +51,9 @@ fn named_fields<'a>(input: &'a DeriveInput, diag: &mut Diag) -> Option<Vec<&'a F
     };
     let report = diag.error(at, format!("`{name}` is {what}, and an event is a struct with named fields"));
     if matches!(input.data, Data::Enum(_)) {
-        report.help(format!(
-            "write a struct for each kind of event and a handler for each, told apart by `event_type`; or put \
-             the enum into a field: `struct {name}Event {{ event_id: EventId, #[serde(flatten)] kind: {name} }}`"
-        ));
+        report
+            .help("write a struct and a handler for each kind, told apart by `event_type`")
+            .help(format!("or put it into a field: `struct Envelope {{ event_id: EventId, kind: {name} }}`"));
     } else {
         report.help(format!("`struct {name} {{ event_id: EventId, .. }}`"));
     }
@@ -156,11 +155,4 @@ fn skip_value(meta: &ParseNestedMeta) -> syn::Result<()> {
         meta.input.parse::<proc_macro2::TokenTree>()?;
     }
     Ok(())
-}
-
-/// For tests that compare words without places.
-#[cfg(test)]
-pub fn id_of(item: proc_macro2::TokenStream, diag: &mut Diag) -> Option<String> {
-    let input = syn::parse2(item).unwrap();
-    read(&input, diag).map(|event| event.id.0.to_string())
 }

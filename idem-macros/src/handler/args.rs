@@ -6,7 +6,7 @@ use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 
 use super::keys::{self, KEYS, Key, Meant, Name, Runtime};
 use super::value::{self, Kind, Value, is_comma};
-use crate::diag::{Diag, site};
+use crate::diag::Diag;
 
 /// What was written, each value of the right form. The rules between keys are in `check.rs`.
 #[derive(Debug, Default)]
@@ -102,7 +102,7 @@ fn entry<'t>(raw: &mut RawArgs, ident: &Ident, rest: &'t [TokenTree], diag: &mut
     let word = ident.to_string();
     let comma = next_comma(rest);
     let Some(key) = keys::find(word.strip_prefix("r#").unwrap_or(&word)) else {
-        raw.presumed.extend(unknown(ident, &word, diag));
+        raw.presumed.extend(unknown(ident, &word, &rest[..comma], diag));
         return after(rest, comma);
     };
     if !is_equals(rest) {
@@ -134,9 +134,11 @@ fn entry<'t>(raw: &mut RawArgs, ident: &Ident, rest: &'t [TokenTree], diag: &mut
 fn given(raw: &mut RawArgs, key: &'static Key, ident: &Ident, tokens: &[TokenTree], diag: &mut Diag) {
     if let Some(first) = raw.span(key.name) {
         // Stable Rust has no second place in an error of a macro: the line must do.
-        let place = match proc_macro::is_available() {
-            true => format!(" (first in line {})", first.unwrap().line()),
-            false => String::new(),
+        // `unwrap` gives the compiler's span; outside of a macro, in unit tests, there is none.
+        let place = if proc_macro::is_available() {
+            format!(" (first in line {})", first.unwrap().line())
+        } else {
+            String::new()
         };
         diag.error(ident.span(), format!("`{}` is given twice{place}", key.word)).help("remove one");
         return;
@@ -148,32 +150,31 @@ fn given(raw: &mut RawArgs, key: &'static Key, ident: &Ident, tokens: &[TokenTre
 }
 
 /// Reports a word that is no key; returns the key that was meant.
-fn unknown(ident: &Ident, word: &str, diag: &mut Diag) -> Option<Name> {
-    let (key, message, help) = match keys::meant(word) {
-        Meant::Called(ours) => (
-            keys::find(ours),
-            format!("`{word}` is called `{ours}` here"),
-            keys::find(ours).map(|key| format!("`{ours} = {}`", key.example)),
-        ),
-        Meant::Elsewhere(place) => {
-            (None, format!("`{word}` is no key of `idempotent_handler`"), Some(place.to_owned()))
+fn unknown(ident: &Ident, word: &str, rest: &[TokenTree], diag: &mut Diag) -> Option<Name> {
+    let meant = keys::meant(word);
+    let key = match meant {
+        Meant::Called(key) | Meant::Misspelt(key) => keys::find(key),
+        Meant::Elsewhere(_) | Meant::Unknown => None,
+    };
+    let message = match meant {
+        Meant::Called(key) => format!("`{word}` is called `{key}` here"),
+        Meant::Elsewhere(_) => format!("`{word}` is no key of `idempotent_handler`"),
+        Meant::Misspelt(_) | Meant::Unknown => format!("unknown key `{word}`"),
+    };
+    let help = match (meant, key) {
+        (Meant::Elsewhere(place), _) => place.to_owned(),
+        (_, Some(key)) => {
+            let given = rest.get(1..).unwrap_or_default();
+            let value = value::suggested(key, if is_equals(rest) { given } else { &[] });
+            format!("did you mean `{} = {value}`?", key.word)
         }
-        Meant::Misspelt(near) => {
-            (keys::find(near), format!("unknown key `{word}`"), Some(format!("did you mean `{near}`?")))
-        }
-        Meant::Unknown => {
-            let known: Vec<String> = KEYS
-                .iter()
-                .filter(|key| key.runtime == Runtime::Available)
-                .map(|key| format!("`{}`", key.word))
-                .collect();
-            (None, format!("unknown key `{word}`"), Some(format!("the keys are {}", known.join(", "))))
+        (_, None) => {
+            let keys = KEYS.iter().filter(|key| key.runtime == Runtime::Available);
+            let words: Vec<String> = keys.map(|key| format!("`{}`", key.word)).collect();
+            format!("the keys are {}", words.join(", "))
         }
     };
-    let report = diag.error(site(ident), message);
-    if let Some(help) = help {
-        report.help(help);
-    }
+    diag.error(ident.span(), message).help(help);
     key.map(|key| key.name)
 }
 

@@ -78,9 +78,13 @@ fn topic_and_group_are_given(raw: &RawArgs, diag: &mut Diag) {
 
 /// The group's retry, replay and dead letter topics have to be valid names too.
 fn derived_names_fit(raw: &RawArgs, diag: &mut Diag) {
-    let Some((group, value)) = raw.text(Name::Group).zip(raw.get(Name::Group)) else { return };
+    let Some((group, value)) = raw.text(Name::Group).zip(raw.get(Name::Group)) else {
+        return;
+    };
     let names = names::derived(group, tiers(raw).unwrap_or(&DEFAULT_TIERS));
-    let Some(longest) = names.last().filter(|name| name.len() > names::MAX_NAME) else { return };
+    let Some(longest) = names.last().filter(|name| name.len() > names::MAX_NAME) else {
+        return;
+    };
     let suffix = &longest[group.len()..];
     diag.error(
         value.site,
@@ -95,13 +99,16 @@ fn derived_names_fit(raw: &RawArgs, diag: &mut Diag) {
 
 /// The group's own topics are read already; a handler of its dead letters would feed itself.
 fn topic_is_not_the_groups_own(raw: &RawArgs, diag: &mut Diag) {
-    let (Some(topic), Some(group)) = (raw.text(Name::Topic), raw.text(Name::Group)) else { return };
-    let Some(own) = topic.strip_prefix(group) else { return };
-    if own == ".dlq" || own == ".replay" || own.starts_with(".retry.") {
-        if let Some(value) = raw.get(Name::Topic) {
-            diag.error(value.site, format!("{topic:?} is one of the group's own topics"))
-                .help("read the origin topic: retries and replays come to the same handler by themselves");
-        }
+    let (Some(topic), Some(group)) = (raw.text(Name::Topic), raw.text(Name::Group)) else {
+        return;
+    };
+    let Some(own) = topic.strip_prefix(group) else {
+        return;
+    };
+    let is_own = own == ".dlq" || own == ".replay" || own.starts_with(".retry.");
+    if let (true, Some(value)) = (is_own, raw.get(Name::Topic)) {
+        diag.error(value.site, format!("{topic:?} is one of the group's own topics"))
+            .help("read the origin topic: retries and replays come to the same handler by themselves");
     }
 }
 
@@ -135,7 +142,9 @@ fn operation_and_conflict_need_money(raw: &RawArgs, diag: &mut Diag) {
 
 /// A batch is one transaction by nature.
 fn batch_shares_its_transaction(raw: &RawArgs, diag: &mut Diag) {
-    let (Some(_), Some("own")) = (raw.span(Name::Batch), raw.text(Name::Transaction)) else { return };
+    let (Some(_), Some("own")) = (raw.span(Name::Batch), raw.text(Name::Transaction)) else {
+        return;
+    };
     if let Some(span) = raw.span(Name::Transaction) {
         diag.error(span, "`transaction = \"own\"` can't be combined with `batch`")
             .help("remove it: a batch is one transaction");
@@ -144,7 +153,9 @@ fn batch_shares_its_transaction(raw: &RawArgs, diag: &mut Diag) {
 
 /// An event that waits behind another one has to wait alone, and somewhere.
 fn order_by_key_needs_single_events(raw: &RawArgs, diag: &mut Diag) {
-    let (Some("key"), Some(order)) = (raw.text(Name::Order), raw.span(Name::Order)) else { return };
+    let (Some("key"), Some(order)) = (raw.text(Name::Order), raw.span(Name::Order)) else {
+        return;
+    };
     let clash = if raw.span(Name::Batch).is_some() {
         Some(("batch", "an event waits for its key alone"))
     } else if raw.text(Name::Transaction) == Some("shared") {

@@ -96,10 +96,9 @@ fn build(handler: &Handler, spec: &TokenStream) -> TokenStream {
     let tx = paths::call("tx", handler.tx, &quote!(__tx));
     let params: Vec<Ident> = (0..handler.params.len()).map(|at| format_ident!("__param_{at}")).collect();
     let param_slots = handler.params.iter().map(|site| paths::call("param", *site, &TokenStream::new()));
-    let future = Ident::new("__future", handler.output.call_site().0);
-    let returns = paths::call("returns", handler.output, &quote!(#future));
-    let answer = Ident::new("__answer", Span::call_site().located_at(function.span()));
-    let erase = paths::call("erase", name, &quote!(#answer));
+    let output = paths::call("output", handler.output, &TokenStream::new());
+    let future = Ident::new("__future", Span::call_site().located_at(function.span()));
+    let erase = paths::call("erase", name, &quote!(#future, __output));
     quote! {
         let __event = #event;
         #(let #params = #param_slots;)*
@@ -110,7 +109,7 @@ fn build(handler: &Handler, spec: &TokenStream) -> TokenStream {
             move |__tx, __payload, __source| {
                 let __tx = #tx;
                 let #future = #function(__tx, __event.take(__payload), #(#params.take(__source)),*);
-                let #answer = #returns;
+                let __output = #output;
                 #erase
             },
         )

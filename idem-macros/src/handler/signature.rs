@@ -4,7 +4,7 @@
 use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::parse::{Parse, ParseStream};
-use syn::{Attribute, FnArg, PatType, ReturnType, Safety, Signature, Type, Visibility};
+use syn::{Attribute, FnArg, PatType, ReturnType, Safety, Signature, Token, Type, Visibility};
 
 use crate::diag::{Diag, Site, site};
 
@@ -22,6 +22,7 @@ pub struct Handler {
 struct Item {
     attrs: Vec<Attribute>,
     sig: Signature,
+    has_body: bool,
 }
 
 impl Parse for Item {
@@ -29,23 +30,29 @@ impl Parse for Item {
         let attrs = Attribute::parse_outer(input)?;
         input.parse::<Visibility>()?;
         let sig = input.parse()?;
+        let has_body = !input.peek(Token![;]);
         input.parse::<TokenStream>()?;
-        Ok(Self { attrs, sig })
+        Ok(Self { attrs, sig, has_body })
     }
 }
 
 /// Reads the item; `None` when its signature has a mistake.
 pub fn read(item: TokenStream, diag: &mut Diag) -> Option<Handler> {
-    let Ok(Item { attrs, sig }) = syn::parse2(item.clone()) else {
+    let Ok(Item { attrs, sig, has_body }) = syn::parse2(item.clone()) else {
         no_function(item, diag);
         return None;
     };
-    // A new collector tells this function's errors from those of the arguments.
+    // Counted here, because the collector holds the errors of the arguments too.
     let mut found = 0;
     let mut error = |site: Site, message: String, help: String| {
         diag.error(site, message).help(help);
         found += 1;
     };
+    if !has_body {
+        let message = format!("the handler `{}` is no free function", sig.ident);
+        error(site(&sig.ident), message, format!("write it outside of the trait: {}", wanted(&sig)));
+        return None;
+    }
     qualifiers(&sig, &mut error);
     repeated_attribute(&attrs, &sig, &mut error);
     let roles = parameters(&sig, &mut error);
@@ -58,6 +65,7 @@ pub fn read(item: TokenStream, diag: &mut Diag) -> Option<Handler> {
     Some(Handler { ident: sig.ident, deprecated, tx, event, params, output: output? })
 }
 
+/// Takes the place, the message and the help of one error.
 type Error<'a> = dyn FnMut(Site, String, String) + 'a;
 
 /// The attribute on something else than a function.
@@ -137,7 +145,7 @@ fn parameters(sig: &Signature, error: &mut Error) -> Option<(Site, Site, Vec<Sit
             let help = "put `#[cfg(..)]` on two whole functions".to_owned();
             error(site(cfg), "a handler's parameter can't be conditional".to_owned(), help);
         }
-        if let Type::ImplTrait(ty) = &*input_type(input)? {
+        if let Type::ImplTrait(ty) = input_type(input)? {
             let help = "name the type: a handler is registered once, for one event".to_owned();
             error(site(ty), format!("`{}` is no type of its own", show(ty)), help);
         }
@@ -214,17 +222,23 @@ fn event_by_value(event: &PatType, error: &mut Error) {
     }
 }
 
-/// `state: &State<T>` and `payments: MoneyClient`.
+/// `other: &mut Tx<'_>`, `state: &State<T>` and `payments: MoneyClient`.
 fn further(param: &PatType, error: &mut Error) {
     let name = show(&param.pat);
-    if let Type::Reference(reference) = &*param.ty {
+    let last = last_segment(&param.ty);
+    let (message, help) = if last.as_deref() == Some("Tx") {
+        let help = "use the first parameter; `tx.begin()` is a savepoint".to_owned();
+        ("a handler has one transaction".to_owned(), help)
+    } else if let Type::Reference(reference) = &*param.ty {
         let help = format!("`{name}: {}`", show(&reference.elem));
-        let message = format!("`{name}` is made for each call: take it by value");
-        error(site(&param.ty), message, help);
-    } else if last_segment(&param.ty).as_deref() == Some("MoneyClient") {
+        (format!("`{name}` is made for each call: take it by value"), help)
+    } else if last.as_deref() == Some("MoneyClient") {
         let help = "behind the event a handler takes `State<T>` and `Delivery`".to_owned();
-        error(site(&param.ty), "`MoneyClient` is not available yet".to_owned(), help);
-    }
+        ("`MoneyClient` is not available yet".to_owned(), help)
+    } else {
+        return;
+    };
+    error(site(&param.ty), message, help);
 }
 
 fn output(sig: &Signature, error: &mut Error) -> Option<Site> {
@@ -250,8 +264,9 @@ fn wanted(sig: &Signature) -> String {
             ty => ty,
         })
         .find(|ty| {
+            let parameter = |last: &str| sig.generics.type_params().any(|param| param.ident == last);
             let known = ["Tx", "State", "Delivery", "MoneyClient", "PgConnection", "Transaction", "Vec"];
-            last_segment(ty).is_some_and(|last| !known.contains(&last.as_str()))
+            last_segment(ty).is_some_and(|last| !known.contains(&last.as_str()) && !parameter(&last))
         })
         .map_or_else(|| "OrderConfirmed".to_owned(), show);
     format!("`async fn {}(tx: &mut Tx<'_>, event: {event}) -> HandlerResult`", sig.ident)

@@ -33,7 +33,10 @@ pub fn read(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Value> {
         (Form::Kafka, Some(Lit::Str(text))) => kafka(key, site, text.value(), diag),
         (Form::Text, Some(Lit::Str(text))) => text_of(key, site, text.value(), diag),
         (Form::OneOf(words), Some(Lit::Str(text))) => one_of(key, words, site, text.value(), diag),
-        (Form::Duration, Some(Lit::Str(text))) => duration(key, site, &text.value(), diag).map(Kind::Duration),
+        (Form::Duration, Some(Lit::Str(text))) => {
+            let help = || suggested(key, tokens);
+            duration(key, site, &text.value(), help, diag).map(Kind::Duration)
+        }
         (Form::Bool, Some(Lit::Bool(value))) => Some(Kind::Bool(value.value)),
         (Form::Integer { min, max }, Some(Lit::Int(number))) if number.suffix().is_empty() => {
             // A literal that is too large for u64 is out of range as well.
@@ -42,9 +45,9 @@ pub fn read(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Value> {
         }
         (Form::Tiers, _) if is_list(tokens) => tiers(key, tokens, diag).map(Kind::Tiers),
         _ => {
-            let pair = corrected(key, tokens).unwrap_or_else(|| key.example.to_owned());
             let Key { word, form, .. } = key;
-            diag.error(site, format!("`{word}` takes {}", form.describe())).help(format!("`{word} = {pair}`"));
+            diag.error(site, format!("`{word}` takes {}", form.describe()))
+                .help(format!("`{word} = {}`", suggested(key, tokens)));
             None
         }
     };
@@ -116,7 +119,13 @@ fn integer(key: &Key, min: u64, max: u64, site: Site, number: u64, diag: &mut Di
     None
 }
 
-fn duration(key: &Key, site: Site, text: &str, diag: &mut Diag) -> Option<Duration> {
+fn duration(
+    key: &Key,
+    site: Site,
+    text: &str,
+    suggested: impl FnOnce() -> String,
+    diag: &mut Diag,
+) -> Option<Duration> {
     match names::parse_duration(text) {
         Ok(duration) => Some(duration),
         Err(error) => {
@@ -124,7 +133,7 @@ fn duration(key: &Key, site: Site, text: &str, diag: &mut Diag) -> Option<Durati
                 "write a whole number with its unit, like {}: `{} = {}`",
                 names::DURATIONS,
                 key.word,
-                key.example
+                suggested()
             ));
             None
         }
@@ -132,30 +141,44 @@ fn duration(key: &Key, site: Site, text: &str, diag: &mut Diag) -> Option<Durati
 }
 
 fn tiers(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Vec<Duration>> {
-    let [TokenTree::Group(list)] = tokens else { return None };
+    let [TokenTree::Group(list)] = tokens else {
+        return None;
+    };
     let list: Vec<TokenTree> = list.stream().into_iter().collect();
-    let mut tiers: Vec<Duration> = Vec::new();
+    let help = || suggested(key, tokens);
+    let mut tiers: Vec<(Duration, Site)> = Vec::new();
     for element in list.split(is_comma).filter(|element| !element.is_empty()) {
         let site = site(&element.iter().cloned().collect::<TokenStream>());
         let Some(Lit::Str(text)) = literal(element) else {
-            let pair = corrected(key, tokens).unwrap_or_else(|| key.example.to_owned());
-            diag.error(site, "a delay is a string literal").help(format!("`{} = {pair}`", key.word));
+            diag.error(site, "a delay is a string literal").help(format!("`{} = {}`", key.word, help()));
             return None;
         };
-        let tier = duration(key, site, &text.value(), diag)?;
-        if let Some(before) = tiers.last().filter(|before| **before >= tier) {
-            let (before, tier) = (names::render_duration(*before), names::render_duration(tier));
-            diag.error(site, format!("the delay {tier} is not longer than {before} before it"))
-                .help(format!("put the shortest first: `{} = {}`", key.word, key.example));
-            return None;
-        }
-        tiers.push(tier);
+        tiers.push((duration(key, site, &text.value(), help, diag)?, site));
     }
-    Some(tiers)
+    if let Some([(before, _), (tier, site)]) = tiers.array_windows().find(|[a, b]| a.0 >= b.0) {
+        let (before, tier) = (names::render_duration(*before), names::render_duration(*tier));
+        let mut sorted: Vec<Duration> = tiers.iter().map(|(tier, _)| *tier).collect();
+        sorted.sort();
+        sorted.dedup();
+        let sorted: Vec<String> =
+            sorted.into_iter().map(|tier| format!("{:?}", names::render_duration(tier))).collect();
+        diag.error(*site, format!("the delay {tier} is not longer than {before} before it")).help(format!(
+            "put the shortest first: `{} = [{}]`",
+            key.word,
+            sorted.join(", ")
+        ));
+        return None;
+    }
+    Some(tiers.into_iter().map(|(tier, _)| tier).collect())
 }
 
 pub fn is_comma(token: &TokenTree) -> bool {
     matches!(token, TokenTree::Punct(punct) if punct.as_char() == ',')
+}
+
+/// A value to paste: the given one in the right form, else the example.
+pub fn suggested(key: &Key, tokens: &[TokenTree]) -> String {
+    corrected(key, tokens).unwrap_or_else(|| key.example.to_owned())
 }
 
 /// What was probably meant by a value of another form.

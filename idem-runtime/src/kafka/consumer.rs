@@ -55,14 +55,22 @@ pub(crate) enum Event {
 
 /// What the coordinator asks of the poll thread.
 pub(crate) enum Command {
-    /// Read a newly assigned partition from an offset.
-    Start(Partition, i64, mpsc::Sender<Record>),
+    /// Read newly assigned partitions from these offsets. An assignment of no partitions is answered
+    /// too: the group waits for it.
+    Start(Vec<Source>),
     /// Read a partition again from an offset.
-    Rewind(Partition, i64, mpsc::Sender<Record>),
+    Rewind(Source),
     /// Give partitions back to the group.
     Release(Vec<Partition>),
     /// Leave the group and end.
     Close,
+}
+
+/// Where a partition is read from, and the lane its records go to.
+pub(crate) struct Source {
+    pub partition: Partition,
+    pub offset: i64,
+    pub lane: mpsc::Sender<Record>,
 }
 
 /// The coordinator's side of the consumer.
@@ -280,28 +288,23 @@ struct PollThread {
     /// Paused slots.
     full: usize,
     /// Rewinds that the client could not do yet.
-    rewinds: Vec<(Partition, i64, mpsc::Sender<Record>)>,
+    rewinds: Vec<Source>,
 }
 
 impl PollThread {
     fn run(mut self) {
         let client = Arc::clone(&self.client);
         'polling: loop {
-            let retries = std::mem::take(&mut self.rewinds);
-            for (partition, offset, lane) in retries {
-                self.rewind(partition, offset, lane);
+            for source in std::mem::take(&mut self.rewinds) {
+                self.rewind(source);
             }
-            let mut starts = Vec::new();
             while let Ok(command) = self.commands.try_recv() {
                 match command {
-                    Command::Start(partition, offset, lane) => starts.push((partition, offset, lane)),
-                    Command::Rewind(partition, offset, lane) => self.rewind(partition, offset, lane),
+                    Command::Start(sources) => self.start(sources),
+                    Command::Rewind(source) => self.rewind(source),
                     Command::Release(partitions) => self.release(&partitions),
                     Command::Close => break 'polling,
                 }
-            }
-            if !starts.is_empty() {
-                self.start(starts);
             }
             if self.full > 0 {
                 self.relieve();
@@ -363,11 +366,11 @@ impl PollThread {
         }
     }
 
-    fn start(&mut self, starts: Vec<(Partition, i64, mpsc::Sender<Record>)>) {
-        let mut list = TopicPartitionList::with_capacity(starts.len());
-        for (partition, offset, lane) in starts {
+    fn start(&mut self, sources: Vec<Source>) {
+        let mut list = TopicPartitionList::with_capacity(sources.len());
+        for Source { partition, offset, lane } in sources {
             if let Err(error) = list.add_partition_offset(&partition.topic, partition.number, Offset::Offset(offset)) {
-                tracing::error!(%error, topic = &*partition.topic, partition = partition.number, offset, "an offset that can't be");
+                tracing::error!(%error, topic = &*partition.topic, partition = partition.number, offset, "no offset");
                 continue;
             }
             self.insert(partition, lane);
@@ -378,19 +381,21 @@ impl PollThread {
         }
     }
 
-    fn rewind(&mut self, partition: Partition, offset: i64, lane: mpsc::Sender<Record>) {
-        self.remove(&partition);
-        match self.client.seek(&partition.topic, partition.number, Offset::Offset(offset), Duration::from_secs(1)) {
+    fn rewind(&mut self, source: Source) {
+        let Source { partition, offset, lane } = &source;
+        self.remove(partition);
+        match self.client.seek(&partition.topic, partition.number, Offset::Offset(*offset), Duration::from_secs(1)) {
             Ok(()) => {
                 if let Err(error) = self.client.resume(&single(&partition.topic, partition.number)) {
-                    tracing::warn!(%error, topic = &*partition.topic, partition = partition.number, "can't resume a partition");
+                    let (topic, partition) = (&*partition.topic, partition.number);
+                    tracing::warn!(%error, topic, partition, "can't resume a partition");
                 }
-                self.insert(partition, lane);
+                self.insert(source.partition, source.lane);
             }
             Err(error) if lane.is_closed() => tracing::debug!(%error, "a rewind that nobody waits for any more"),
             Err(error) => {
                 tracing::debug!(%error, topic = &*partition.topic, partition = partition.number, "can't rewind yet");
-                self.rewinds.push((partition, offset, lane));
+                self.rewinds.push(source);
             }
         }
     }
@@ -400,7 +405,7 @@ impl PollThread {
         let mut list = TopicPartitionList::new();
         for partition in partitions {
             self.remove(partition);
-            self.rewinds.retain(|(waiting, ..)| waiting != partition);
+            self.rewinds.retain(|waiting| waiting.partition != *partition);
             if assigned.contains_key(&(partition.topic.to_string(), partition.number)) {
                 list.add_partition(&partition.topic, partition.number);
             }

@@ -61,7 +61,7 @@ pub(crate) fn replace(headers: Option<&OwnedHeaders>, prefix: &str, add: &[(&str
 }
 
 /// Headers made from raw ones, for tests with foreign bytes.
-#[cfg(any(test, feature = "testing"))]
+#[cfg(test)]
 pub(crate) fn from_raw(raw: &[RawHeader]) -> OwnedHeaders {
     let headers = OwnedHeaders::new();
     for (name, value) in raw {

@@ -6,7 +6,6 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection, Executor, PgConnection, PgPool, Postgres};
 
-use crate::decide::sql_error;
 use crate::handler::Tx;
 
 /// Longest wait for a row or table lock; then the transaction is run again.
@@ -89,13 +88,6 @@ impl Session {
     /// Gives the connection back to the pool.
     pub(crate) fn release(mut self) {
         self.clean = true;
-    }
-
-    /// Gives the connection back, unless the error says something of the connection itself.
-    pub(crate) fn release_after(self, error: &sqlx::Error) {
-        if sql_error::leaves_connection_usable(error) {
-            self.release();
-        }
     }
 }
 
