@@ -126,7 +126,7 @@ impl Program {
     /// When it has not within `limit`.
     pub async fn wait(&mut self, limit: Duration) -> ExitStatus {
         let ended = self.process.wait(limit).await;
-        ended.unwrap_or_else(|error| panic!("{error}{}", self.output().join("\n")))
+        ended.unwrap_or_else(|error| panic!("{error}; it said:\n{}", self.output().join("\n")))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
@@ -20,6 +20,9 @@ use crate::records::{ReadRecord, Record, partitions, read_all};
 
 /// Longest time for one question to the broker.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// Pause before a question is asked again.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// Talks to the broker at an address. Every failure panics with what was tried.
 #[derive(Clone)]
@@ -109,8 +112,15 @@ impl Client {
             for partition in partitions(&consumer, &topic) {
                 asked.add_partition(&topic, partition);
             }
-            let told = consumer.committed_offsets(asked, LIMIT);
-            let told = told.unwrap_or_else(|error| panic!("cannot read committed offsets of {topic}: {error}"));
+            let start = Instant::now();
+            let told = loop {
+                match consumer.committed_offsets(asked.clone(), Duration::from_secs(5)) {
+                    Ok(told) => break told,
+                    // The first group of a broker waits until its coordinator has been made.
+                    Err(_) if start.elapsed() < LIMIT => std::thread::sleep(RETRY),
+                    Err(error) => panic!("cannot read committed offsets of {topic}: {error}"),
+                }
+            };
             let elements = told.elements();
             let committed = elements.iter().filter_map(|element| match element.offset() {
                 Offset::Offset(offset) => {

@@ -39,10 +39,7 @@ impl TestEnv {
             kafka: kafka.clone(),
             variables: BTreeMap::new(),
         };
-        env.with("IDEM_DATABASE_URL", database_url)
-            .with("IDEM_KAFKA_BROKERS", kafka.bootstrap())
-            // Any free port: tests run side by side.
-            .with("IDEM_ADMIN_ADDR", "127.0.0.1:0")
+        env.with("IDEM_DATABASE_URL", database_url).with("IDEM_KAFKA_BROKERS", kafka.bootstrap())
     }
 
     /// Sets one more variable for programs.

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 const KAFKA: &str = "4.3.1";
 
-const POM: &str = r#"<project xmlns="http://maven.apache.org/POM/4.0.0">
+const POM: &str = r"<project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>idem</groupId>
   <artifactId>kafka-for-tests</artifactId>
@@ -20,7 +20,7 @@ const POM: &str = r#"<project xmlns="http://maven.apache.org/POM/4.0.0">
     <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
   </dependencies>
 </project>
-"#;
+";
 
 /// Arguments before a main class: a small heap, quick start, warnings only.
 ///

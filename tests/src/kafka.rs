@@ -145,6 +145,8 @@ impl Deref for Kafka {
     }
 }
 
+/// Most lines only make one node enough. A killed broker is taken back when its old session with
+/// its own controller has run out, hence the short one.
 fn server_properties(broker: u16, controller: u16, data: &str) -> String {
     format!(
         "process.roles=broker,controller\n\
@@ -163,6 +165,8 @@ fn server_properties(broker: u16, controller: u16, data: &str) -> String {
          transaction.state.log.num.partitions=1\n\
          share.coordinator.state.topic.replication.factor=1\n\
          share.coordinator.state.topic.min.isr=1\n\
+         broker.heartbeat.interval.ms=500\n\
+         broker.session.timeout.ms=3000\n\
          group.initial.rebalance.delay.ms=0\n\
          group.min.session.timeout.ms=1000\n\
          group.consumer.min.session.timeout.ms=1000\n\

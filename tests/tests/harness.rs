@@ -68,7 +68,9 @@ async fn offsets_are_seen_reset_and_forgotten() {
     offsets.find_partition(&topic, 0).unwrap().set_metadata("lineage");
     let committed = tokio::task::spawn_blocking(move || {
         // The group's coordinator may have to be made first.
-        while consumer.commit(&offsets, CommitMode::Sync).is_err() {}
+        while consumer.commit(&offsets, CommitMode::Sync).is_err() {
+            std::thread::yield_now();
+        }
     });
     committed.await.unwrap();
     let expected = Committed { offset: 1, metadata: "lineage".to_owned() };

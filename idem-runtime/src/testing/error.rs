@@ -50,6 +50,14 @@ pub enum TestingError {
         /// The end of its output.
         output: String,
     },
+    /// A program was expected to end, and did not.
+    #[error("{program} was still running after {limit:?}")]
+    StillRunning {
+        /// The program.
+        program: String,
+        /// How long it was given.
+        limit: Duration,
+    },
     /// The data directory can be copied only while its server is stopped.
     #[error("the server is running: stop it before its data directory is copied or replaced")]
     Running,

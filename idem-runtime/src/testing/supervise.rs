@@ -173,12 +173,7 @@ impl Supervised {
                 return Ok(status);
             }
             if start.elapsed() > limit {
-                return Err(TestingError::Slow {
-                    program: self.name.clone(),
-                    what: "end",
-                    limit,
-                    output: String::new(),
-                });
+                return Err(TestingError::StillRunning { program: self.name.clone(), limit });
             }
             tokio::time::sleep(LOOK).await;
         }
