@@ -402,11 +402,9 @@ impl Coordinator {
     async fn record_progress(&mut self) {
         self.idle_ticks += 1;
         let moved = self.owned.values().any(|owned| owned.lane.position().0 != owned.written);
-        if moved {
-            if let Err(error) = write(&self.group, self.owned.iter_mut().collect()).await {
-                tracing::warn!(group = &*self.group.name, %error, "can't record progress; nothing is committed meanwhile");
-                return;
-            }
+        if moved && let Err(error) = write(&self.group, self.owned.iter_mut().collect()).await {
+            tracing::warn!(group = &*self.group.name, %error, "can't record progress; nothing is committed meanwhile");
+            return;
         }
         let unsure = self.owned.values().any(|owned| owned.attempted.is_some());
         if unsure || self.idle_ticks >= IDLE_TICKS {

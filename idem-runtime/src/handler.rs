@@ -103,6 +103,9 @@ impl States {
     }
 }
 
+/// A record header: name and value, both any bytes; a value may be absent.
+pub type RawHeader = (Vec<u8>, Option<Vec<u8>>);
+
 /// Where an event came from: the record on its origin topic, also when it is read again from a
 /// retry topic.
 #[derive(Clone)]
@@ -117,7 +120,7 @@ pub struct Delivery {
     /// The record's key, any bytes.
     pub key: Option<Arc<[u8]>>,
     /// The record's headers in order; names and values are any bytes.
-    pub headers: Arc<[(Vec<u8>, Option<Vec<u8>>)]>,
+    pub headers: Arc<[RawHeader]>,
     /// The origin record's timestamp, milliseconds since the Unix epoch.
     pub timestamp_millis: Option<i64>,
     /// How often the event has failed before: 0 for the first delivery.

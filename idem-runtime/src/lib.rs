@@ -3,7 +3,7 @@
 //! Kafka delivers at least once: a rebalance before the offset commit, a replay from a dead letter
 //! queue or an offset reset delivers an event again, and an account is debited twice.
 
-#![deny(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used))]
 #![warn(missing_docs)]
 
 #[doc(hidden)]
@@ -28,7 +28,7 @@ pub mod testing;
 pub use config::{Config, ConfigError, ConfigErrors};
 pub use error::{Class, Classified, ClassifyExt, Failure, HandlerError, HandlerResult};
 pub use event::{DecodeError, Event, EventId, EventIdError};
-pub use handler::{Delivery, State, Tx};
+pub use handler::{Delivery, RawHeader, State, Tx};
 pub use run::{Builder, Problems, RunError, builder, run};
 
 #[doc = include_str!("event.md")]

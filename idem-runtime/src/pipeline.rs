@@ -22,7 +22,7 @@ use crate::decide::{retry, sql_error};
 use crate::error::{Failure, HandlerError};
 use crate::event::{DecodeError, DecodedEvent};
 use crate::group::{GroupContext, Match};
-use crate::handler::{Delivery, Handler, ParamSource};
+use crate::handler::{Delivery, Handler, ParamSource, RawHeader};
 use crate::kafka::forward::{self, Report};
 use crate::kafka::names;
 use crate::kafka::producer::PublishError;
@@ -280,7 +280,7 @@ fn in_place_backoff() -> impl Iterator<Item = Duration> {
         .build()
 }
 
-fn delivery(record: &Record, origin: &Origin, headers: Vec<(Vec<u8>, Option<Vec<u8>>)>) -> Delivery {
+fn delivery(record: &Record, origin: &Origin, headers: Vec<RawHeader>) -> Delivery {
     Delivery {
         topic: origin.topic.clone(),
         partition: origin.partition,

@@ -85,22 +85,18 @@ async fn signals_reach_the_program_itself() {
     program.signal(Signal::Kill).unwrap();
 }
 
-/// The owner of the program in the test below: waits to be killed.
-#[test]
-#[ignore = "started by the test below"]
-fn owner_that_is_killed() {
-    let directory = std::env::var_os("IDEM_TEST_REMOVE").unwrap();
-    let program = sleeper(Some(Path::new(&directory)));
-    println!("pid={}", program.id());
-    std::thread::sleep(Duration::from_secs(600));
-}
-
 #[tokio::test]
 async fn a_program_and_its_directory_end_with_a_killed_owner() {
     use std::io::{BufRead, BufReader};
+    // The test starts itself once more, as the owner that is killed.
+    if let Some(directory) = std::env::var_os("IDEM_TEST_REMOVE") {
+        let program = sleeper(Some(Path::new(&directory)));
+        println!("pid={}", program.id());
+        std::thread::sleep(Duration::from_secs(600));
+    }
     let directory = tempfile::tempdir().unwrap();
     let mut owner = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--nocapture", "--exact", "owner_that_is_killed"])
+        .args(["--nocapture", "--exact", "a_program_and_its_directory_end_with_a_killed_owner"])
         .env("IDEM_TEST_REMOVE", directory.path())
         .stdout(Stdio::piped())
         .spawn()

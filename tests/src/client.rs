@@ -14,9 +14,9 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use rdkafka::types::RDKafkaErrorCode;
 
-use crate::headers;
 use crate::java;
 use crate::records::{ReadRecord, Record, partitions, read_all};
+use idem_runtime::testing::headers;
 
 /// Longest time for one question to the broker.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);

@@ -7,7 +7,6 @@
 pub mod child;
 pub mod client;
 pub mod env;
-mod headers;
 pub mod java;
 pub mod kafka;
 pub mod orders;

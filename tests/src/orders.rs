@@ -80,8 +80,12 @@ pub async fn handle(tx: &mut Tx<'_>, order: Order, delivery: &Delivery, group: &
             let violation = sqlx::query("INSERT INTO taken VALUES ('taken')").execute(&mut **tx).await;
             assert!(violation.is_err());
         }
-        Plan::Commit => drop(sqlx::raw_sql("COMMIT").execute(&mut **tx).await?),
-        Plan::Rollback => drop(sqlx::raw_sql("ROLLBACK; SELECT 1").execute(&mut **tx).await?),
+        Plan::Commit => {
+            sqlx::raw_sql("COMMIT").execute(&mut **tx).await?;
+        }
+        Plan::Rollback => {
+            sqlx::raw_sql("ROLLBACK; SELECT 1").execute(&mut **tx).await?;
+        }
     }
     Ok(())
 }

@@ -9,7 +9,8 @@ use rdkafka::message::Message;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use crate::client::LIMIT;
-use crate::headers::{self, HeaderBytes};
+use idem_runtime::RawHeader;
+use idem_runtime::testing::headers;
 
 /// A record to produce; what is not said is absent.
 #[derive(Debug, Clone)]
@@ -20,7 +21,7 @@ pub struct Record<'a> {
     pub(crate) key: Option<&'a [u8]>,
     pub(crate) value: Option<&'a [u8]>,
     pub(crate) timestamp: Option<i64>,
-    pub(crate) headers: Vec<HeaderBytes>,
+    pub(crate) headers: Vec<RawHeader>,
 }
 
 impl<'a> Record<'a> {
@@ -65,7 +66,7 @@ pub struct ReadRecord {
     pub key: Option<Vec<u8>>,
     pub value: Option<Vec<u8>>,
     /// In order; names and values are any bytes.
-    pub headers: Vec<HeaderBytes>,
+    pub headers: Vec<RawHeader>,
 }
 
 impl ReadRecord {

@@ -4,14 +4,11 @@ use std::time::Duration;
 
 /// The name of a delay in a topic name: the largest unit that divides it (`250ms`, `10s`, `1m`).
 pub(crate) fn delay_name(delay: Duration) -> String {
+    const UNITS: [(u128, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
     let millis = delay.as_millis();
-    match millis {
-        0 => "0ms".to_owned(),
-        _ if millis % 86_400_000 == 0 => format!("{}d", millis / 86_400_000),
-        _ if millis % 3_600_000 == 0 => format!("{}h", millis / 3_600_000),
-        _ if millis % 60_000 == 0 => format!("{}m", millis / 60_000),
-        _ if millis % 1_000 == 0 => format!("{}s", millis / 1_000),
-        _ => format!("{millis}ms"),
+    match UNITS.iter().find(|(unit, _)| millis > 0 && millis.is_multiple_of(*unit)) {
+        Some((unit, name)) => format!("{}{name}", millis / unit),
+        None => format!("{millis}ms"),
     }
 }
 

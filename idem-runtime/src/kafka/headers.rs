@@ -10,8 +10,7 @@ use std::ptr;
 use rdkafka::bindings as ffi;
 use rdkafka::message::{BorrowedHeaders, Header, Headers, OwnedHeaders};
 
-/// A header: name and value, both any bytes.
-pub(crate) type RawHeader = (Vec<u8>, Option<Vec<u8>>);
+use crate::handler::RawHeader;
 
 /// The native list behind a header collection.
 fn native(headers: &BorrowedHeaders) -> *mut ffi::rd_kafka_headers_t {
@@ -61,7 +60,7 @@ pub(crate) fn replace(headers: Option<&OwnedHeaders>, prefix: &str, add: &[(&str
 }
 
 /// Headers made from raw ones, for tests with foreign bytes.
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub(crate) fn from_raw(raw: &[RawHeader]) -> OwnedHeaders {
     let headers = OwnedHeaders::new();
     for (name, value) in raw {

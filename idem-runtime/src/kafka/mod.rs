@@ -4,7 +4,7 @@ pub(crate) mod admin;
 pub(crate) mod client_config;
 pub(crate) mod consumer;
 pub(crate) mod forward;
-mod headers;
+pub(crate) mod headers;
 pub(crate) mod names;
 pub(crate) mod producer;
 pub(crate) mod record;

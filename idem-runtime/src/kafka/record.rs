@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rdkafka::Message;
 use rdkafka::message::{BorrowedHeaders, BorrowedMessage, OwnedHeaders};
 
-use super::headers::{self, RawHeader};
-use super::names;
+use super::{headers, names};
+use crate::handler::RawHeader;
 
 /// A record, detached from the consumer.
 #[derive(Debug)]

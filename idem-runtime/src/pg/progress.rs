@@ -59,8 +59,10 @@ pub(crate) async fn compare_and_set(
 
 /// All rows of a group, and the server run that says so.
 pub(crate) async fn read(pool: &PgPool, group: &str) -> Result<(Server, HashMap<Partition, Row>), sqlx::Error> {
+    // The row of a group without positions still names the server.
+    type Found = (String, Option<String>, Option<i32>, Option<i64>, Option<i64>);
     // One statement, so that rows and server are sure to belong together.
-    let rows: Vec<(String, Option<String>, Option<i32>, Option<i64>, Option<i64>)> = sqlx::query_as(
+    let rows: Vec<Found> = sqlx::query_as(
         "SELECT extract(epoch FROM pg_postmaster_start_time())::text, topic, partition, epoch, next_offset \
            FROM (SELECT 1) AS always LEFT JOIN consumer_progress ON consumer_group = $1",
     )

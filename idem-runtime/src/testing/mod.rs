@@ -22,6 +22,8 @@ mod binaries;
 mod broker;
 mod copy;
 mod error;
+#[doc(hidden)]
+pub mod headers;
 mod ports;
 mod postgres;
 mod supervise;
