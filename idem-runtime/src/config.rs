@@ -132,7 +132,7 @@ impl Config {
             ),
             unmatched: reader.one_of("IDEM_UNMATCHED", &[("skip", Unmatched::Skip), ("dlq", Unmatched::DeadLetter)]),
             retry: reader.tiers("IDEM_RETRY", "1s,10s,1m,10m"),
-            clock_skew: reader.duration("IDEM_DEDUP_CLOCK_SKEW", "1d"),
+            clock_skew: reader.clock_skew(),
             max_hold: reader.duration("IDEM_DEDUP_MAX_HOLD", "30d"),
             migrate: reader.flag("IDEM_MIGRATE", true),
             create_topics: reader.flag("IDEM_CREATE_TOPICS", true),
@@ -197,7 +197,13 @@ const RESERVED: &[(&str, &str)] = &[
     ("enable.idempotence", "the producer is always idempotent"),
     ("message.timeout.ms", "the library bounds a delivery itself"),
     ("delivery.timeout.ms", "the library bounds a delivery itself"),
+    ("delivery.report.only.error", "the library waits for every acknowledgement"),
+    ("max.in.flight", "the producer is always idempotent"),
+    ("max.in.flight.requests.per.connection", "the producer is always idempotent"),
 ];
+
+/// The dedup table needs a partition for each day that an id may lie ahead.
+const LONGEST_SKEW: Duration = Duration::from_secs(364 * 86_400);
 
 struct Reader {
     vars: BTreeMap<String, String>,
@@ -264,6 +270,14 @@ impl Reader {
             self.error(variable, "is no duration such as 500ms, 20s, 10m or 7d");
             Duration::ZERO
         })
+    }
+
+    fn clock_skew(&mut self) -> Duration {
+        let skew = self.duration("IDEM_DEDUP_CLOCK_SKEW", "1d");
+        if skew > LONGEST_SKEW {
+            self.error("IDEM_DEDUP_CLOCK_SKEW", "is longer than a year: the dedup table has a partition for each day");
+        }
+        skew
     }
 
     fn tiers(&mut self, variable: &str, default: &str) -> Vec<Duration> {

@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::decide::key_lanes::KeyLanes;
 use crate::decide::offsets::Watermark;
 use crate::group::GroupContext;
 use crate::kafka::record::Record;
+use crate::pg::progress::Server;
 use crate::pipeline::{self, Settled};
 use crate::stop::{self, Stop, StopHandle};
 
@@ -23,24 +25,62 @@ pub(crate) const QUEUE: usize = 512;
 /// Handle to a running lane.
 pub(crate) struct Lane {
     watermark: Arc<Mutex<Watermark>>,
+    queue: mpsc::WeakSender<Record>,
     stop: StopHandle,
+    ended: Arc<AtomicBool>,
     task: JoinHandle<()>,
 }
 
+/// Whether a lane works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LaneState {
+    Running,
+    /// Nobody feeds it any more, and what it had is finished.
+    Ended,
+    /// It panicked, which is a bug of the library's.
+    Crashed,
+}
+
+/// Longest wait for an aborted task: a handler that blocks its thread can't be stopped, and whatever
+/// it finishes late moves nothing.
+const ABORT_BOUND: Duration = Duration::from_secs(1);
+
 impl Lane {
-    /// Starts a lane at an offset; the sender feeds it.
-    pub(crate) fn start(group: Arc<GroupContext>, next_offset: i64) -> (Self, mpsc::Sender<Record>) {
+    /// Starts a lane at an offset; the sender feeds it. `server` is the run of the database server
+    /// that the offset was read from: only what it confirms is done.
+    pub(crate) fn start(group: Arc<GroupContext>, next_offset: i64, server: Server) -> (Self, mpsc::Sender<Record>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let (handle, stop) = stop::channel();
         let watermark = Arc::new(Mutex::new(Watermark::starting_at(next_offset)));
-        let task = tokio::spawn(run(group, receiver, Arc::clone(&watermark), stop));
-        (Self { watermark, stop: handle, task }, sender)
+        let ended = Arc::new(AtomicBool::new(false));
+        let work = run(group, server, receiver, Arc::clone(&watermark), stop);
+        let at_end = Arc::clone(&ended);
+        let task = tokio::spawn(async move {
+            work.await;
+            at_end.store(true, Ordering::Release);
+        });
+        (Self { watermark, queue: sender.downgrade(), stop: handle, ended, task }, sender)
     }
 
     /// The position, and the time of the last finished event in milliseconds since the Unix epoch.
     pub(crate) fn position(&self) -> (i64, Option<i64>) {
         let watermark = lock(&self.watermark);
         (watermark.next_offset(), watermark.event_millis())
+    }
+
+    /// Whether it still works.
+    pub(crate) fn state(&self) -> LaneState {
+        match (self.ended.load(Ordering::Acquire), self.task.is_finished()) {
+            (true, _) => LaneState::Ended,
+            (false, true) => LaneState::Crashed,
+            (false, false) => LaneState::Running,
+        }
+    }
+
+    /// Whether it has nothing to do: neither in its queue nor in progress.
+    pub(crate) fn is_idle(&self) -> bool {
+        let queued = self.queue.upgrade().is_some_and(|queue| queue.capacity() < queue.max_capacity());
+        self.state() != LaneState::Running || (!queued && lock(&self.watermark).is_idle())
     }
 
     /// Lets what runs finish, within the bound; starts nothing more. What does not finish in time
@@ -55,9 +95,11 @@ impl Lane {
     /// Stops at once; what runs is rolled back.
     pub(crate) async fn abort(&mut self) {
         self.task.abort();
-        // A finished or cancelled task answers at once; polling it twice would panic.
-        if !self.task.is_finished() {
-            let _ = (&mut self.task).await;
+        // A task that has ended must not be polled again.
+        if !self.task.is_finished() && tokio::time::timeout(ABORT_BOUND, &mut self.task).await.is_err() {
+            tracing::warn!(
+                "a handler blocks its thread and can't be stopped; its connection is closed when it returns"
+            );
         }
     }
 }
@@ -75,6 +117,7 @@ fn lock(watermark: &Mutex<Watermark>) -> std::sync::MutexGuard<'_, Watermark> {
 
 async fn run(
     group: Arc<GroupContext>,
+    server: Server,
     mut queue: mpsc::Receiver<Record>,
     watermark: Arc<Mutex<Watermark>>,
     stop: Stop,
@@ -85,9 +128,9 @@ async fn run(
     let mut running = FuturesUnordered::new();
     loop {
         while let Some((key, record)) = (!stop.is_requested()).then(|| keys.start()).flatten() {
-            let (group, stop) = (&*group, &stop);
+            let (group, server, stop) = (&*group, &*server, &stop);
             running.push(async move {
-                let settled = pipeline::settle(group, &record, stop).await;
+                let settled = pipeline::settle(group, server, &record, stop).await;
                 (key, record.offset, settled)
             });
         }

@@ -7,6 +7,7 @@
 //! (`group.rs`). What follows from what is decided in `decide/`; this page only does it.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -19,7 +20,7 @@ use crate::decide::outcome::{Outcome, Reason};
 use crate::decide::step::{self, Step};
 use crate::decide::window::{self, Gate};
 use crate::decide::{retry, sql_error};
-use crate::error::{Failure, HandlerError};
+use crate::error::{Class, Failure, HandlerError};
 use crate::event::{DecodeError, DecodedEvent};
 use crate::group::{GroupContext, Match};
 use crate::handler::{Delivery, Handler, ParamSource, RawHeader};
@@ -27,8 +28,8 @@ use crate::kafka::forward::{self, Report};
 use crate::kafka::names;
 use crate::kafka::producer::PublishError;
 use crate::kafka::record::{self, Origin, Record};
-use crate::pg::dedup;
-use crate::pg::session::Session;
+use crate::pg::dedup::{self, Inserted, TransactionId};
+use crate::pg::session::{Session, bounded, on_service};
 use crate::run::RunError;
 use crate::stop::Stop;
 
@@ -46,14 +47,14 @@ pub(crate) enum Settled {
 ///
 /// # Cancel safety
 /// Dropping it rolls back what was not committed; the record is delivered again and recognised.
-pub(crate) async fn settle(group: &GroupContext, record: &Record, stop: &Stop) -> Settled {
+pub(crate) async fn settle(group: &GroupContext, server: &str, record: &Record, stop: &Stop) -> Settled {
     let headers = record.raw_headers();
     let own = group.is_own_topic(&record.topic).then(|| Origin::of_own(&headers));
     let origin = own.clone().flatten().unwrap_or_else(|| Origin::of_main(record));
     let delivery = delivery(record, &origin, headers);
 
-    if let Some(due) = origin.due_at_millis {
-        let wait = Duration::from_millis(due.saturating_sub(clock::unix_millis()));
+    if let (Some(due), Some(delay)) = (origin.due_at_millis, names::retry_delay(&group.name, &record.topic)) {
+        let wait = Duration::from_millis(due.saturating_sub(clock::unix_millis())).min(retry::longest_wait(delay));
         if !wait.is_zero() && !stop.sleep(wait).await {
             return Settled::Abandoned;
         }
@@ -63,17 +64,15 @@ pub(crate) async fn settle(group: &GroupContext, record: &Record, stop: &Stop) -
     loop {
         let (handler, outcome) = match (&own, group.handler_for(&origin.topic, record.payload.as_deref())) {
             (Some(None), _) => (None, foreign_record()),
-            (_, Match::Handler(handler)) => (Some(handler), attempt(group, handler, record, &delivery).await),
+            (_, Match::Handler(handler)) => (Some(handler), attempt(group, server, handler, record, &delivery).await),
             (_, Match::None) => (None, Outcome::Unmatched),
             (_, Match::Unparsable(error)) => (None, undecodable(error)),
         };
         let handler = handler.map_or("", |handler| handler.spec.name);
-        let step = step::after(
-            &outcome,
-            origin.attempt,
-            group.tiers(handler),
-            group.config.unmatched == Unmatched::DeadLetter,
-        );
+        // On the group's own topics an event that nobody takes is no stranger: its handler is gone, or
+        // not here yet.
+        let unmatched_is_dead = own.is_some() || group.config.unmatched == Unmatched::DeadLetter;
+        let step = step::after(&outcome, origin.attempt, group.tiers(handler), unmatched_is_dead);
         let moved = match &step {
             Step::Advance => Ok(()),
             Step::WaitInPlace => Err(()),
@@ -97,14 +96,21 @@ pub(crate) async fn settle(group: &GroupContext, record: &Record, stop: &Stop) -
 }
 
 /// One attempt at an event.
-async fn attempt(group: &GroupContext, handler: &Handler, record: &Record, delivery: &Delivery) -> Outcome {
+async fn attempt(
+    group: &GroupContext,
+    server: &str,
+    handler: &Handler,
+    record: &Record,
+    delivery: &Delivery,
+) -> Outcome {
     // decode
     let Some(payload) = record.payload.as_deref() else {
         return Outcome::permanent(Reason::Null, Failure::new("the record has no value"));
     };
-    let event = match (handler.decode)(payload) {
-        Ok(event) => event,
-        Err(error) => return undecodable(error),
+    let event = match std::panic::catch_unwind(AssertUnwindSafe(|| (handler.decode)(payload))) {
+        Ok(Ok(event)) => event,
+        Ok(Err(error)) => return undecodable(error),
+        Err(_panic) => return Outcome::permanent(Reason::Panic, Failure::new("decoding the event panicked")),
     };
     // gate
     if window::gate(event.id.unix_millis(), clock::unix_millis(), group.config.clock_skew) == Gate::Future {
@@ -123,23 +129,43 @@ async fn attempt(group: &GroupContext, handler: &Handler, record: &Record, deliv
         Ok(session) => session,
         Err(error) => return infrastructure(error),
     };
-    let (outcome, connection) = transaction(group, handler, event, delivery, &mut session).instrument(span).await;
-    match connection {
-        Connection::Usable => session.release(),
-        Connection::Unknown => drop(session), // closes it
+    let id = event.id.uuid();
+    let ended = transaction(group, server, handler, event, delivery, &mut session).instrument(span).await;
+    match ended {
+        (Outcome::Done, _) if session.is_in_transaction() => Outcome::TransactionEnded,
+        (outcome, Connection::Usable) => {
+            session.release();
+            outcome
+        }
+        (outcome, Connection::Unknown) => outcome,
+        (outcome, Connection::Interrupted(transaction)) => {
+            drop(session);
+            let group_name = Arc::clone(&group.name);
+            let committed = on_service(&group.pools, move |connection| {
+                Box::pin(async move { dedup::was_committed(connection, id, &group_name, transaction).await })
+            });
+            match committed.await {
+                Ok(false) => outcome,
+                Ok(true) => Outcome::TransactionEnded,
+                // The handler was slow because the database is away.
+                Err(error) => infrastructure(error),
+            }
+        }
     }
-    outcome
 }
 
-/// What may be done with a connection after the transaction.
+/// What may be done with a connection after the transaction. Only a usable one goes back to the pool.
 enum Connection {
     Usable,
     Unknown,
+    /// The handler stopped somewhere inside the transaction, which it may have ended before.
+    Interrupted(TransactionId),
 }
 
 /// begin → dedup insert → handler → check → commit
 async fn transaction(
     group: &GroupContext,
+    server: &str,
     handler: &Handler,
     event: DecodedEvent,
     delivery: &Delivery,
@@ -151,10 +177,18 @@ async fn transaction(
     };
 
     // dedup insert
-    let inserted = dedup::insert(&mut tx, event.id.uuid(), &group.name).await;
-    let transaction_id = match inserted {
-        Ok(Some(id)) => id,
-        Ok(None) => return (Outcome::Duplicate, rolled_back(tx).await),
+    let transaction_id = match bounded(dedup::insert(&mut tx, event.id.uuid(), &group.name)).await {
+        // Another server, or another run of it, than the one the position was read from: what either
+        // says is done may be unknown to the other. The coordinator goes back first.
+        Ok(inserted) if inserted.server != server => {
+            group.doubt.notify_one();
+            return (
+                Outcome::Infrastructure(Failure::new("the database server is another one")),
+                rolled_back(tx).await,
+            );
+        }
+        Ok(Inserted { transaction: Some(id), .. }) => id,
+        Ok(Inserted { transaction: None, .. }) => return (Outcome::Duplicate, rolled_back(tx).await),
         Err(error) => {
             if dedup::is_missing_partition(&error) {
                 tracing::error!(event_id = %event.id, "the dedup table has no partition for this event; attaching it");
@@ -168,36 +202,31 @@ async fn transaction(
     // handler
     let params = ParamSource { states: &group.states, delivery };
     let call = AssertUnwindSafe((handler.call)(&mut tx, event.event, params)).catch_unwind();
-    match tokio::time::timeout(handler.spec.timeout, call).await {
-        Ok(Ok(Ok(()))) => {}
-        Ok(Ok(Err(error))) => {
-            let connection = match error.failure().source().downcast_ref::<sqlx::Error>() {
-                Some(error) => after_error(tx, error).await,
-                None => rolled_back(tx).await,
-            };
-            return (error.into(), connection);
-        }
-        // Both may have stopped in the middle of a statement.
-        Ok(Err(_panic)) => return (transient("the handler panicked", true), Connection::Unknown),
-        Err(_elapsed) => return (transient("the handler took longer than its timeout", false), Connection::Unknown),
-    }
+    let interrupted = Connection::Interrupted(transaction_id);
+    let failed: Option<HandlerError> = match tokio::time::timeout(handler.spec.timeout, call).await {
+        Ok(Ok(result)) => result.err(),
+        Ok(Err(_panic)) => return (transient("the handler panicked", true), interrupted),
+        Err(_elapsed) => return (transient("the handler took longer than its timeout", false), interrupted),
+    };
 
     // check
-    match dedup::is_current(&mut tx, transaction_id).await {
-        Ok(true) => {}
-        Ok(false) => return (Outcome::TransactionEnded, Connection::Unknown),
-        Err(error) if sql_error::is_aborted_transaction(&error) => {
-            let connection = rolled_back(tx).await;
-            return (
-                transient("the handler went on after a database error that aborted the transaction", false),
-                connection,
-            );
+    match (bounded(dedup::is_current(&mut tx, transaction_id)).await, failed) {
+        (Ok(true), None) => {}
+        (Ok(false), _) => return (Outcome::TransactionEnded, Connection::Unknown),
+        (Ok(true), Some(error)) => return (error.into(), rolled_back(tx).await),
+        // Its error aborted the transaction, or took the connection with it.
+        (Err(check), Some(error)) => return (error.into(), after_error(tx, &check).await),
+        (Err(check), None) if sql_error::class(&check) == Class::Infrastructure => {
+            return (infrastructure(check), Connection::Unknown);
         }
-        Err(error) => return (infrastructure(error), Connection::Unknown),
+        (Err(_), None) => {
+            let text = "the handler returned Ok after a database error that aborted the transaction";
+            return (transient(text, false), Connection::Unknown);
+        }
     }
 
     // commit; a deferred constraint of the user's tables fails here, with the class of its SQLSTATE
-    match tx.inner.commit().await {
+    match bounded(tx.inner.commit()).await {
         Ok(()) => (Outcome::Done, Connection::Usable),
         Err(error) => {
             let usable = sql_error::leaves_connection_usable(&error);
@@ -207,7 +236,7 @@ async fn transaction(
 }
 
 async fn rolled_back(tx: crate::handler::Tx<'_>) -> Connection {
-    match tx.inner.rollback().await {
+    match bounded(tx.inner.rollback()).await {
         Ok(()) => Connection::Usable,
         Err(_) => Connection::Unknown,
     }

@@ -203,6 +203,7 @@ impl Running {
                     producer: producer.clone(),
                     lineage,
                     missing_partition: Arc::clone(&missing_partition),
+                    doubt: Notify::new(),
                     failures: failures.clone(),
                     longest_handler,
                 })
@@ -210,7 +211,11 @@ impl Running {
             .collect();
         let Some(existing) = self.topics(&groups).await? else { return Ok(()) };
 
-        let maintenance = tokio::spawn(partitions::keep_attached(pools.service.clone(), missing_partition));
+        let maintenance = tokio::spawn(partitions::keep_attached(
+            pools.service.clone(),
+            partitions::days_ahead(self.config.clock_skew),
+            missing_partition,
+        ));
         let (stopper, stop) = stop::channel();
         let mut coordinators = JoinSet::new();
         for group in groups {
@@ -224,8 +229,12 @@ impl Running {
             }
         }
         let failure = tokio::select! {
+            biased;
             failure = failed.recv() => failure,
             () = self.stop.requested() => None,
+            ended = coordinators.join_next() => {
+                Some(RunError::Internal(format!("a group's coordinator ended by itself: {ended:?}")))
+            }
         };
         if let Some(failure) = &failure {
             tracing::error!(error = %failure, "the run ends");
@@ -249,7 +258,10 @@ impl Running {
                         "the database has no idem tables: set IDEM_MIGRATE=true, or apply the migrations".to_owned(),
                     ]))));
                 }
-                partitions::attach_ahead(&pools.service).await?;
+                let ahead = partitions::days_ahead(self.config.clock_skew);
+                if let Err(error) = partitions::attach_ahead(&pools.service, ahead).await {
+                    tracing::warn!(%error, "could not attach day partitions to the dedup table; trying again later");
+                }
                 migrate::lineage(&pools.service).await.map(Ok)
             };
             let ready: Result<Result<Uuid, RunError>, sqlx::Error> = tokio::select! {
@@ -349,6 +361,9 @@ pub enum RunError {
         /// The handler.
         handler: String,
     },
+    /// A bug of the library's.
+    #[error("the library failed: {0}. Nothing is lost: what is not committed is delivered again")]
+    Internal(String),
     /// The group's offsets in Kafka were committed for another database.
     #[error(
         "group `{group}` was last run on another database: Kafka's offsets of topic `{topic}` name the lineage {theirs}, \

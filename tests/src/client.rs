@@ -167,6 +167,17 @@ impl Client {
         }
     }
 
+    /// Cuts the log of a partition: everything before the offset is gone.
+    ///
+    /// # Panics
+    /// When the broker refuses.
+    pub async fn delete_records(&self, topic: &str, partition: i32, before: i64) {
+        let mut list = rdkafka::TopicPartitionList::new();
+        list.add_partition_offset(topic, partition, rdkafka::Offset::Offset(before)).expect("a valid offset");
+        let deleted = self.admin().delete_records(&list, &options()).await;
+        deleted.unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
+    }
+
     /// Every record of a topic, by partition and offset, up to the ends seen at the beginning.
     pub async fn read_all(&self, topic: &str) -> Vec<ReadRecord> {
         let mut config = self.config();

@@ -39,6 +39,12 @@ pub enum Plan {
     Commit,
     /// Runs ROLLBACK, and writes something after it.
     Rollback,
+    /// Runs COMMIT, and fails.
+    CommitAndFail,
+    /// Runs COMMIT, and panics.
+    CommitAndPanic,
+    /// Leaves settings behind on its session.
+    SetSession,
     /// Panics, this often, after its effect.
     PanicTimes(u32),
 }
@@ -82,6 +88,18 @@ pub async fn handle(tx: &mut Tx<'_>, order: Order, delivery: &Delivery, group: &
         }
         Plan::Commit => {
             sqlx::raw_sql("COMMIT").execute(&mut **tx).await?;
+        }
+        Plan::CommitAndFail => {
+            sqlx::raw_sql("COMMIT").execute(&mut **tx).await?;
+            return Err(HandlerError::transient("as planned"));
+        }
+        Plan::CommitAndPanic => {
+            sqlx::raw_sql("COMMIT").execute(&mut **tx).await?;
+            panic!("as planned");
+        }
+        Plan::SetSession => {
+            let settings = "SET search_path = nowhere; SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY";
+            sqlx::raw_sql(settings).execute(&mut **tx).await?;
         }
         Plan::Rollback => {
             sqlx::raw_sql("ROLLBACK; SELECT 1").execute(&mut **tx).await?;

@@ -284,3 +284,64 @@ async fn handlers_of_one_topic_are_told_apart_by_the_event_type() {
         assert!(found.iter().all(|letter| letter.header("idem-reason").as_deref() == Some("unmatched")));
     }
 }
+
+#[idempotent_handler(topic = "orphaned.orders", group = "orphaned", retry = ["1s"])]
+async fn orphaned(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "orphaned").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_whose_handler_is_gone_is_dead_lettered_not_skipped() {
+    let env = TestEnv::new().await;
+    orders::create_tables(&env.pool).await;
+    env.kafka.create_topic("orphaned.orders", 1).await;
+    env.kafka.create_topic("orphaned.retry.1s", 1).await;
+    let origin = [("topic", "retired.orders"), ("partition", "3"), ("offset", "7")];
+    let (_, value) = orders::order(0, &Plan::Succeed);
+    let mut record = Record::to("orphaned.retry.1s").value(&value).header("idem-attempt", Some(b"1"));
+    for (name, value) in origin {
+        record = record.header(format!("idem-origin-{name}"), Some(value.as_bytes()));
+    }
+    env.kafka.produce(record).await;
+    // One that says nothing of its origin, and one whose clock was far ahead.
+    env.kafka.produce(Record::to("orphaned.retry.1s").value(&value)).await;
+    let (late, value) = orders::order(1, &Plan::Succeed);
+    let record = Record::to("orphaned.retry.1s")
+        .value(&value)
+        .header("idem-attempt", Some(b"1"))
+        .header("idem-due-at", Some(b"99999999999999"))
+        .header("idem-origin-topic", Some(b"orphaned.orders"))
+        .header("idem-origin-partition", Some(b"0"))
+        .header("idem-origin-offset", Some(b"0"));
+    env.kafka.produce(record).await;
+    let run = Run::start(&env, &["orphaned"]);
+    eventually(LIMIT, "the third", async || orders::effect_count(&env.pool, "orphaned").await == 1).await;
+    run.stop().await.unwrap();
+    orders::assert_each_once(&env.pool, "orphaned", &[late]).await;
+    let letters = env.kafka.read_all("orphaned.dlq").await;
+    let reasons: Vec<_> = letters.iter().map(|letter| letter.header("idem-reason").unwrap()).collect();
+    assert_eq!(reasons, ["unmatched", "unparsable"]);
+    assert_eq!(letters[0].header("idem-origin-topic").as_deref(), Some("retired.orders"));
+}
+
+#[idempotent_handler(topic = "stamped.orders", group = "stamped")]
+async fn stamped(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "stamped").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timestamp_that_is_no_time_stops_nothing() {
+    let env = TestEnv::new().await;
+    orders::create_tables(&env.pool).await;
+    let any_time = [("message.timestamp.after.max.ms", "9223372036854775807")];
+    env.kafka.create_topic_with_config("stamped.orders", 1, &any_time).await;
+    let (id, value) = orders::order(0, &Plan::Succeed);
+    env.kafka.produce(Record::to("stamped.orders").value(&value).timestamp(1_764_000_000_000_000_000)).await;
+    let run = Run::start(&env, &["stamped"]);
+    eventually(LIMIT, "the offset", async || {
+        env.kafka.committed("stamped", "stamped.orders").await.get(&0).is_some_and(|committed| committed.offset == 1)
+    })
+    .await;
+    run.stop().await.unwrap();
+    orders::assert_each_once(&env.pool, "stamped", &[id]).await;
+}

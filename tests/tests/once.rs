@@ -59,19 +59,31 @@ async fn a_handler_that_swallows_a_database_error_has_failed() {
     assert_eq!(letter.value, Some(orders::payload(ids[0], 0, &Plan::SwallowError)));
 }
 
-#[idempotent_handler(topic = "commits.orders", group = "commits")]
-async fn commits(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
-    orders::handle(tx, order, &delivery, "commits").await
+macro_rules! ends_the_transaction {
+    ($($name:ident: $group:literal on $topic:literal;)*) => {$(
+        #[idempotent_handler(topic = $topic, group = $group)]
+        async fn $name(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+            orders::handle(tx, order, &delivery, $group).await
+        }
+    )*};
 }
 
-#[idempotent_handler(topic = "rolls-back.orders", group = "rolls-back")]
-async fn rolls_back(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
-    orders::handle(tx, order, &delivery, "rolls-back").await
+ends_the_transaction! {
+    commits: "commits" on "commits.orders";
+    rolls_back: "rolls-back" on "rolls-back.orders";
+    commits_and_fails: "commits-and-fails" on "commits-and-fails.orders";
+    commits_and_panics: "commits-and-panics" on "commits-and-panics.orders";
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handler_that_ends_the_transaction_stops_the_run_and_keeps_the_offset() {
-    for (group, plan) in [("commits", Plan::Commit), ("rolls-back", Plan::Rollback)] {
+    let cases = [
+        ("commits", Plan::Commit),
+        ("rolls-back", Plan::Rollback),
+        ("commits-and-fails", Plan::CommitAndFail),
+        ("commits-and-panics", Plan::CommitAndPanic),
+    ];
+    for (group, plan) in cases {
         let env = TestEnv::new().await;
         orders::create_tables(&env.pool).await;
         let topic = format!("{group}.orders");
@@ -84,6 +96,23 @@ async fn a_handler_that_ends_the_transaction_stops_the_run_and_keeps_the_offset(
         let committed = env.kafka.committed(group, &topic).await;
         assert_eq!(committed.get(&0).map(|committed| committed.offset), Some(1), "{committed:?}");
     }
+}
+
+#[idempotent_handler(topic = "settings.orders", group = "settings")]
+async fn settings(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "settings").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_handler_sets_for_its_session_is_gone_at_the_next_event() {
+    let env = TestEnv::new().await.with("IDEM_POOL_SIZE", "1");
+    orders::create_tables(&env.pool).await;
+    env.kafka.create_topic("settings.orders", 1).await;
+    let ids = orders::publish(&env.kafka, "settings.orders", &[Plan::SetSession, Plan::Succeed, Plan::Succeed]).await;
+    let run = Run::start(&env, &["settings"]);
+    eventually(LIMIT, "all orders", async || orders::effect_count(&env.pool, "settings").await == 3).await;
+    run.stop().await.unwrap();
+    orders::assert_each_once(&env.pool, "settings", &ids).await;
 }
 
 #[idempotent_handler(topic = "lost-reply.orders", group = "lost-reply")]

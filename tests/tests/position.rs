@@ -209,3 +209,42 @@ async fn another_database_stops_the_run_until_it_is_accepted() {
     run.stop().await.unwrap();
     orders::assert_each_once(&other.pool, "swapped", &ids).await;
 }
+
+#[idempotent_handler(topic = "cut-off.orders", group = "cut-off", timeout = "5s")]
+async fn cut_off(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "cut-off").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_offset_that_left_the_log_under_a_running_member_goes_on_at_the_logs_start() {
+    // Small fetches, so that the member is behind when the log is cut.
+    let env = TestEnv::new()
+        .await
+        .with("IDEM_KAFKA_QUEUED_MIN_MESSAGES", "1")
+        .with("IDEM_KAFKA_FETCH_MESSAGE_MAX_BYTES", "2000")
+        .with("IDEM_KAFKA_MAX_PARTITION_FETCH_BYTES", "2000")
+        .with("IDEM_KAFKA_QUEUED_MAX_MESSAGES_KBYTES", "2");
+    orders::create_tables(&env.pool).await;
+    env.kafka.create_topic("cut-off.orders", 1).await;
+    let mut plans = vec![Plan::Sleep(2_000)];
+    plans.extend(vec![Plan::Succeed; 3_000]);
+    let ids = orders::publish(&env.kafka, "cut-off.orders", &plans).await;
+    let run = Run::start(&env, &["cut-off"]);
+    eventually(LIMIT, "the slow order", async || {
+        let open: i64 = sqlx::query_scalar(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'",
+        )
+        .fetch_one(&env.pool)
+        .await
+        .unwrap();
+        open == 1
+    })
+    .await;
+    env.kafka.delete_records("cut-off.orders", 0, 2_990).await;
+    eventually(LIMIT, "the offset to pass all", async || committed(&env, "cut-off").await == Some(3_001)).await;
+    run.stop().await.unwrap();
+    let effects = orders::effects(&env.pool, "cut-off").await;
+    assert!(effects.values().all(|times| *times == 1));
+    assert!(ids[2_990..].iter().all(|id| effects.contains_key(id)), "what is left in the log is handled");
+    assert!(effects.len() < 3_001, "the log was cut before the member had read it");
+}

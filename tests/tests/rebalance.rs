@@ -171,3 +171,32 @@ async fn a_member_that_slept_through_a_rebalance_moves_nothing() {
     orders::assert_each_once(&env.pool, "paused", &ids).await;
     assert_eq!(progress().await.1, 23);
 }
+
+#[idempotent_handler(topic = "backlog.orders", group = "backlog")]
+async fn backlog(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "backlog").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_was_revoked_while_it_was_full_is_read_on_when_it_comes_back() {
+    let env = TestEnv::new().await;
+    orders::create_tables(&env.pool).await;
+    env.kafka.create_topic("backlog.orders", 2).await;
+    // More than a lane's queue holds, so that the partition is paused.
+    let ids = orders::publish(&env.kafka, "backlog.orders", &vec![Plan::Sleep(4); 3_000]).await;
+    let first = Run::start(&env, &["backlog"]);
+    eventually(LIMIT, "some orders", async || orders::effect_count(&env.pool, "backlog").await > 100).await;
+    let second = Run::start(&env, &["backlog"]);
+    let owners = async || -> Vec<i64> {
+        sqlx::query_scalar("SELECT epoch FROM consumer_progress WHERE topic = 'backlog.orders' ORDER BY epoch")
+            .fetch_all(&env.pool)
+            .await
+            .unwrap()
+    };
+    eventually(LIMIT, "one partition to move", async || owners().await == [1, 2]).await;
+    assert!(orders::effect_count(&env.pool, "backlog").await < 2_500, "there is a backlog");
+    second.stop().await.unwrap();
+    eventually(LIMIT, "all orders", async || orders::effect_count(&env.pool, "backlog").await == 3_000).await;
+    first.stop().await.unwrap();
+    orders::assert_each_once(&env.pool, "backlog", &ids).await;
+}

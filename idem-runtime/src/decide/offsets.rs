@@ -54,6 +54,11 @@ impl Watermark {
         self.next_offset
     }
 
+    /// Whether every delivered event is finished.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_progress.is_empty()
+    }
+
     /// The time of the last finished event, milliseconds since the Unix epoch.
     pub(crate) fn event_millis(&self) -> Option<i64> {
         self.event_millis

@@ -2,14 +2,24 @@
 
 use std::time::Duration;
 
+const UNITS: [(u64, &str); 5] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
+
 /// The name of a delay in a topic name: the largest unit that divides it (`250ms`, `10s`, `1m`).
 pub(crate) fn delay_name(delay: Duration) -> String {
-    const UNITS: [(u128, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
-    let millis = delay.as_millis();
+    let millis = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
     match UNITS.iter().find(|(unit, _)| millis > 0 && millis.is_multiple_of(*unit)) {
         Some((unit, name)) => format!("{}{name}", millis / unit),
-        None => format!("{millis}ms"),
+        None => "0ms".to_owned(),
     }
+}
+
+/// Reads a delay's name; only the form that [`delay_name`] writes.
+pub(crate) fn parse_delay(name: &str) -> Option<Duration> {
+    let digits = name.len() - name.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (count, unit) = name.split_at(digits);
+    let (millis, _) = UNITS.iter().find(|(_, name)| *name == unit)?;
+    let delay = Duration::from_millis(count.parse::<u64>().ok()?.checked_mul(*millis)?);
+    (delay_name(delay) == name).then_some(delay)
 }
 
 /// Checks tiers: each positive, each longer than the one before, whole milliseconds.
@@ -31,6 +41,12 @@ pub(crate) fn check_tiers(tiers: &[Duration]) -> Result<(), String> {
 /// Where an event goes after its `attempt`th failure (0: the first one): the tier, or none any more.
 pub(crate) fn next_tier(tiers: &[Duration], attempt: u32) -> Option<Duration> {
     tiers.get(usize::try_from(attempt).unwrap_or(usize::MAX)).copied()
+}
+
+/// Longest wait for an event of a tier, whatever its header says: a member whose clock is ahead must
+/// not stop the tier for as long.
+pub(crate) fn longest_wait(delay: Duration) -> Duration {
+    delay + delay / 10
 }
 
 /// When the event is due: the delay and up to a tenth of it more, so that events that failed
@@ -57,6 +73,10 @@ mod tests {
         ];
         for (millis, name) in cases {
             assert_eq!(delay_name(Duration::from_millis(millis)), name);
+            assert_eq!(parse_delay(name), Some(Duration::from_millis(millis)));
+        }
+        for no_delay in ["", "s", "10", "60s", "01s", "1x", "1000ms", "-1s", "99999999999999999999d"] {
+            assert_eq!(parse_delay(no_delay), None, "{no_delay}");
         }
     }
 

@@ -50,11 +50,6 @@ pub(crate) fn leaves_connection_usable(error: &sqlx::Error) -> bool {
     }
 }
 
-/// SQLSTATE 25P02: the transaction was aborted by an earlier error.
-pub(crate) fn is_aborted_transaction(error: &sqlx::Error) -> bool {
-    matches!(error, sqlx::Error::Database(db) if db.code().as_deref() == Some("25P02"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@
 //! into its lane; a full queue pauses the partition. Rebalance callbacks only note what happened:
 //! the group's coordinator answers them with a [`Command`], later if it has to.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -27,6 +27,8 @@ use crate::decide::position::{Committed, CommittedBy};
 
 /// Longest time between two looks at the commands.
 const POLL: Duration = Duration::from_millis(20);
+/// Longest wait of the poll thread for a seek, which the client does by itself.
+const SEEK: Duration = Duration::from_secs(1);
 /// Longest wait for an answer of the broker outside the poll thread.
 const REQUEST: Duration = Duration::from_secs(5);
 
@@ -100,7 +102,7 @@ impl Consumer {
             commands: receiver,
             slots: HashMap::new(),
             full: 0,
-            rewinds: Vec::new(),
+
             warned: None,
         };
         std::thread::Builder::new()
@@ -140,22 +142,29 @@ impl Consumer {
         .await
     }
 
-    /// First offset and one past the last offset of each partition's log, of those that have a leader.
-    pub(crate) async fn log_bounds(&self, partitions: &[Partition]) -> KafkaResult<HashMap<Partition, (i64, i64)>> {
-        let partitions = partitions.to_vec();
+    /// First offset and one past the last offset of each partition's log. A partition without a leader
+    /// is left out, and so is what could not be asked within the time of a request.
+    pub(crate) async fn log_bounds(&self, partitions: Vec<Partition>) -> KafkaResult<HashMap<Partition, (i64, i64)>> {
         self.blocking(move |client| {
+            let start = Instant::now();
+            let topics: HashSet<&Arc<str>> = partitions.iter().map(|partition| &partition.topic).collect();
+            let mut led = HashSet::new();
+            for topic in topics {
+                let metadata = client.fetch_metadata(Some(topic), REQUEST)?;
+                let partitions = metadata.topics().iter().flat_map(|found| found.partitions());
+                led.extend(partitions.filter(|found| found.leader() >= 0).map(|found| (Arc::clone(topic), found.id())));
+            }
             let mut bounds = HashMap::new();
-            let mut failed = None;
-            for partition in partitions {
-                match client.fetch_watermarks(&partition.topic, partition.number, REQUEST) {
-                    Ok(found) => drop(bounds.insert(partition, found)),
-                    Err(error) => failed = Some(error),
+            for partition in &partitions {
+                if led.contains(&(Arc::clone(&partition.topic), partition.number)) && start.elapsed() < REQUEST {
+                    match client.fetch_watermarks(&partition.topic, partition.number, REQUEST) {
+                        Ok(found) => drop(bounds.insert(partition.clone(), found)),
+                        Err(error) if bounds.is_empty() => return Err(error),
+                        Err(_) => {}
+                    }
                 }
             }
-            match failed {
-                Some(error) if bounds.is_empty() => Err(error),
-                _ => Ok(bounds),
-            }
+            Ok(bounds)
         })
         .await
     }
@@ -242,8 +251,13 @@ impl ConsumerContext for Context {
         let revoked = what != RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
         if self.closing.load(Ordering::Relaxed) {
             // Everything is committed by now; the client waits for this answer to end.
-            if revoked && let Err(error) = client.incremental_unassign(list) {
-                tracing::debug!(%error, "can't release partitions while leaving the group");
+            let answer = if revoked {
+                client.incremental_unassign(list)
+            } else {
+                client.incremental_assign(&TopicPartitionList::new())
+            };
+            if let Err(error) = answer {
+                tracing::debug!(%error, "can't answer the group while leaving it");
             }
             return;
         }
@@ -287,8 +301,6 @@ struct PollThread {
     slots: HashMap<Arc<str>, HashMap<i32, Slot>>,
     /// Paused slots.
     full: usize,
-    /// Rewinds that the client could not do yet.
-    rewinds: Vec<Source>,
     /// When a broker that does not answer was last told of.
     warned: Option<Instant>,
 }
@@ -300,9 +312,6 @@ impl PollThread {
     fn run(mut self) {
         let client = Arc::clone(&self.client);
         'polling: loop {
-            for source in std::mem::take(&mut self.rewinds) {
-                self.rewind(source);
-            }
             while let Ok(command) = self.commands.try_recv() {
                 match command {
                     Command::Start(sources) => self.start(sources),
@@ -373,48 +382,69 @@ impl PollThread {
 
     fn start(&mut self, sources: Vec<Source>) {
         let mut list = TopicPartitionList::with_capacity(sources.len());
-        for Source { partition, offset, lane } in sources {
-            if let Err(error) = list.add_partition_offset(&partition.topic, partition.number, Offset::Offset(offset)) {
+        for Source { partition, offset, .. } in &sources {
+            if let Err(error) = list.add_partition_offset(&partition.topic, partition.number, Offset::Offset(*offset)) {
                 tracing::error!(%error, topic = &*partition.topic, partition = partition.number, offset, "no offset");
-                continue;
             }
-            self.insert(partition, lane);
         }
+        // Dropping the lanes' senders tells the coordinator that the group has changed its mind.
         if let Err(error) = self.client.incremental_assign(&list) {
-            // The group has changed its mind meanwhile; a revocation follows.
             tracing::debug!(%error, "can't start partitions");
+            return;
+        }
+        self.resume(&list);
+        for Source { partition, lane, .. } in sources {
+            self.insert(partition, lane);
         }
     }
 
+    /// Reads a partition from another offset.
     fn rewind(&mut self, source: Source) {
-        let Source { partition, offset, lane } = &source;
-        self.remove(partition);
-        match self.client.seek(&partition.topic, partition.number, Offset::Offset(*offset), Duration::from_secs(1)) {
-            Ok(()) => {
-                if let Err(error) = self.client.resume(&single(&partition.topic, partition.number)) {
-                    let (topic, partition) = (&*partition.topic, partition.number);
-                    tracing::warn!(%error, topic, partition, "can't resume a partition");
-                }
-                self.insert(source.partition, source.lane);
+        let Source { partition, offset, lane } = source;
+        self.remove(&partition);
+        let (topic, number) = (&*partition.topic, partition.number);
+        let again = || -> KafkaResult<TopicPartitionList> {
+            let mut list = single(topic, number);
+            // A seek is refused while nothing is fetched, which is so after an offset out of range.
+            if self.client.seek(topic, number, Offset::Offset(offset), SEEK).is_err() {
+                self.client.incremental_unassign(&list)?;
+                list = TopicPartitionList::new();
+                list.add_partition_offset(topic, number, Offset::Offset(offset))?;
+                self.client.incremental_assign(&list)?;
             }
-            Err(error) if lane.is_closed() => tracing::debug!(%error, "a rewind that nobody waits for any more"),
-            Err(error) => {
-                tracing::debug!(%error, topic = &*partition.topic, partition = partition.number, "can't rewind yet");
-                self.rewinds.push(source);
+            Ok(list)
+        };
+        match again() {
+            Ok(list) => {
+                self.resume(&list);
+                self.insert(partition, lane);
             }
+            Err(error) => tracing::debug!(%error, topic, partition = number, "can't rewind a partition"),
+        }
+    }
+
+    /// A pause outlives the assignment that it was asked for in, so every new start ends it.
+    fn resume(&self, list: &TopicPartitionList) {
+        if list.count() > 0
+            && let Err(error) = self.client.resume(list)
+        {
+            tracing::warn!(%error, "can't resume partitions");
         }
     }
 
     fn release(&mut self, partitions: &[Partition]) {
-        let assigned = self.client.assignment().map(|list| list.to_topic_map()).unwrap_or_default();
+        let assigned = match self.client.assignment() {
+            Ok(assigned) => assigned.to_topic_map(),
+            Err(error) => return drop(self.events.send(Event::Fatal(error))),
+        };
         let mut list = TopicPartitionList::new();
         for partition in partitions {
             self.remove(partition);
-            self.rewinds.retain(|waiting| waiting.partition != *partition);
             if assigned.contains_key(&(partition.topic.to_string(), partition.number)) {
                 list.add_partition(&partition.topic, partition.number);
             }
         }
+        self.resume(&list);
         // Also with an empty list: the group waits for the answer.
         if let Err(error) = self.client.incremental_unassign(&list) {
             tracing::debug!(%error, "can't release partitions");
@@ -455,12 +485,14 @@ impl PollThread {
 
     fn close(self) {
         self.client.context().closing.store(true, Ordering::Relaxed);
-        // Closing waits until all assigned partitions are released.
-        if let Ok(assignment) = self.client.assignment()
-            && assignment.count() > 0
-            && let Err(error) = self.client.incremental_unassign(&assignment)
-        {
-            tracing::debug!(%error, "can't release partitions before leaving the group");
+        // Closing waits until all assigned partitions are released, and until every rebalance is
+        // answered: one of each kind may be open, also with no partitions.
+        let answers = [
+            self.client.incremental_assign(&TopicPartitionList::new()),
+            self.client.assignment().and_then(|assignment| self.client.incremental_unassign(&assignment)),
+        ];
+        for error in answers.into_iter().filter_map(Result::err) {
+            tracing::debug!(%error, "can't answer the group before leaving it");
         }
         // Dropping the last handle leaves the group.
         drop(self.client);

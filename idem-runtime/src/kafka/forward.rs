@@ -79,7 +79,7 @@ pub(crate) async fn dead_letter(
     let headers: Vec<(&str, &[u8])> = headers.iter().map(|(name, value)| (*name, value.as_bytes())).collect();
     match producer.publish(topic, record.key.as_deref(), None, record.headers_with(&headers)).await {
         Err(PublishError::TooLarge) => {
-            producer.publish(topic, None, None, super::headers::replace(None, names::HEADER_PREFIX, &headers)).await
+            producer.publish(topic, None, None, super::headers::replace(None, &[], &headers)).await
         }
         result => result,
     }

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use crate::decide::retry::delay_name;
+use crate::decide::retry::{delay_name, parse_delay};
 
 /// The retry topic of a group for one delay tier.
 pub(crate) fn retry_topic(group: &str, delay: Duration) -> String {
     format!("{group}.retry.{}", delay_name(delay))
 }
 
-/// What the names of all retry topics of a group begin with.
-pub(crate) fn retry_prefix(group: &str) -> String {
-    format!("{group}.retry.")
+/// The delay of a group's retry topic; `None`: it is none. Another group's topics may begin like this
+/// group's.
+pub(crate) fn retry_delay(group: &str, topic: &str) -> Option<Duration> {
+    parse_delay(topic.strip_prefix(group)?.strip_prefix(".retry.")?)
 }
 
 /// The topic that dead letters are replayed through.
@@ -24,8 +25,19 @@ pub(crate) fn dlq_topic(group: &str) -> String {
     format!("{group}.dlq")
 }
 
-/// What the names of the library's own headers begin with.
-pub(crate) const HEADER_PREFIX: &str = "idem-";
+/// The library's own headers. A record that moves on loses what it carries of these, and nothing else.
+pub(crate) const OWN_HEADERS: [&str; 10] = [
+    ORIGIN_TOPIC,
+    ORIGIN_PARTITION,
+    ORIGIN_OFFSET,
+    ORIGIN_TIMESTAMP,
+    ATTEMPT,
+    DUE_AT,
+    FIRST_FAILED_AT,
+    HANDLER,
+    ERROR,
+    REASON,
+];
 pub(crate) const ORIGIN_TOPIC: &str = "idem-origin-topic";
 pub(crate) const ORIGIN_PARTITION: &str = "idem-origin-partition";
 pub(crate) const ORIGIN_OFFSET: &str = "idem-origin-offset";
@@ -37,3 +49,20 @@ pub(crate) const HANDLER: &str = "idem-handler";
 pub(crate) const ERROR: &str = "idem-error";
 pub(crate) const REASON: &str = "idem-reason";
 pub(crate) const TRACEPARENT: &str = "traceparent";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_delay_makes_a_retry_topic() {
+        let delay = |topic| retry_delay("billing", topic);
+        assert_eq!(delay("billing.retry.10s"), Some(Duration::from_secs(10)));
+        assert_eq!(delay(&retry_topic("billing", Duration::from_millis(1_500))), Some(Duration::from_millis(1_500)));
+        for other in
+            ["billing.retry.dlq", "billing.retry.", "billing.retry.10s.dlq", "billing2.retry.10s", "billing.dlq"]
+        {
+            assert_eq!(delay(other), None, "{other}");
+        }
+    }
+}

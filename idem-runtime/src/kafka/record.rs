@@ -41,7 +41,7 @@ impl Record {
 
     /// The headers with the library's own replaced by these.
     pub(crate) fn headers_with(&self, own: &[(&str, &[u8])]) -> OwnedHeaders {
-        headers::replace(self.headers.as_ref(), names::HEADER_PREFIX, own)
+        headers::replace(self.headers.as_ref(), &names::OWN_HEADERS, own)
     }
 }
 

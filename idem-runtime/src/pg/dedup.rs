@@ -3,28 +3,35 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-/// The identity of a transaction, as the server counts them.
+/// The identity of a transaction, as the server counts them (`xid8`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TransactionId(i64);
 
-/// Inserts the dedup row. `None`: it was there already.
+/// What the dedup insert says.
+#[derive(Debug)]
+pub(crate) struct Inserted {
+    /// The transaction that holds the new row. `None`: the row was there already.
+    pub transaction: Option<TransactionId>,
+    /// The run of the server that says so, as in [`Server`](super::progress::Server).
+    pub server: String,
+}
+
+/// Inserts the dedup row.
 ///
 /// Waits, up to `lock_timeout`, for another transaction that holds the same row uncommitted.
 /// Never call it inside a savepoint: rolling that back would drop the row and keep later writes.
-pub(crate) async fn insert(
-    tx: &mut PgConnection,
-    event_id: Uuid,
-    group: &str,
-) -> Result<Option<TransactionId>, sqlx::Error> {
-    sqlx::query_scalar(
-        "INSERT INTO processed_event (event_id, consumer_group) VALUES ($1, $2) \
-         ON CONFLICT DO NOTHING RETURNING pg_current_xact_id()::text::bigint",
+pub(crate) async fn insert(tx: &mut PgConnection, event_id: Uuid, group: &str) -> Result<Inserted, sqlx::Error> {
+    let (id, server): (Option<i64>, String) = sqlx::query_as(
+        "WITH inserted AS ( \
+             INSERT INTO processed_event (event_id, consumer_group) VALUES ($1, $2) \
+             ON CONFLICT DO NOTHING RETURNING pg_current_xact_id()::text::bigint AS id) \
+         SELECT (SELECT id FROM inserted), extract(epoch FROM pg_postmaster_start_time())::text",
     )
     .bind(event_id)
     .bind(group)
-    .fetch_optional(tx)
-    .await
-    .map(|id| id.map(TransactionId))
+    .fetch_one(tx)
+    .await?;
+    Ok(Inserted { transaction: id.map(TransactionId), server })
 }
 
 /// Whether the transaction that inserted the dedup row is still the current one.
@@ -36,6 +43,27 @@ pub(crate) async fn is_current(tx: &mut PgConnection, id: TransactionId) -> Resu
     let current: Option<i64> =
         sqlx::query_scalar("SELECT pg_current_xact_id_if_assigned()::text::bigint").fetch_one(tx).await?;
     Ok(current == Some(id.0))
+}
+
+/// Whether this transaction has committed its dedup row, asked on another connection. A row that
+/// somebody else inserted since is not its.
+pub(crate) async fn was_committed(
+    connection: &mut PgConnection,
+    event_id: Uuid,
+    group: &str,
+    id: TransactionId,
+) -> Result<bool, sqlx::Error> {
+    // A row's xmin is the lower half of the transaction's id.
+    let by_it: Option<bool> = sqlx::query_scalar(
+        "SELECT xmin::text::bigint = $3 & x'ffffffff'::bigint FROM processed_event \
+          WHERE event_id = $1 AND consumer_group = $2",
+    )
+    .bind(event_id)
+    .bind(group)
+    .bind(id.0)
+    .fetch_optional(connection)
+    .await?;
+    Ok(by_it == Some(true))
 }
 
 /// Whether the row found no partition: SQLSTATE 23514 from the dedup insert, which has no check

@@ -21,6 +21,8 @@ pub(crate) async fn migrate(pool: &PgPool) -> Result<(), sqlx::Error> {
         .collect();
     let mut migrator = Migrator::with_migrations(migrations);
     migrator.dangerous_set_table_name(BOOKKEEPING);
+    // An older program beside a newer one, during an upgrade: migrations only add.
+    migrator.set_ignore_missing(true);
     migrator.run(pool).await.map_err(|error| match error {
         sqlx::migrate::MigrateError::Execute(error) | sqlx::migrate::MigrateError::ExecuteMigration(error, _) => error,
         other => sqlx::Error::Migrate(Box::new(other)),

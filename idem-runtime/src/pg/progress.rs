@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use sqlx::{PgPool, Postgres, Transaction};
+use sqlx::{Connection, PgConnection};
+use uuid::Uuid;
 
 use crate::decide::progress::Row;
 use crate::kafka::consumer::Partition;
@@ -12,27 +13,29 @@ use crate::kafka::consumer::Partition;
 /// then can commits be lost that were confirmed before.
 pub(crate) type Server = Arc<str>;
 
-const SERVER: &str = "extract(epoch FROM pg_postmaster_start_time())::text";
-
 /// A partition's position to write.
 #[derive(Debug)]
-pub(crate) struct Write<'a> {
-    pub partition: &'a Partition,
+pub(crate) struct Write {
+    pub partition: Partition,
     pub epoch: i64,
-    pub server: &'a Server,
+    pub server: Server,
     pub expected: i64,
     pub next_offset: i64,
     pub event_millis: Option<i64>,
 }
 
+/// Milliseconds that PostgreSQL can take as a time: 1970 to 9999. A producer may stamp anything.
+const TIMES: std::ops::RangeInclusive<i64> = 0..=253_402_300_799_000;
+
 /// Writes positions, each only where the row holds this member's epoch and what it last wrote, on
 /// the server run that confirmed the events. Returns the partitions that were written.
 pub(crate) async fn compare_and_set(
-    pool: &PgPool,
+    connection: &mut PgConnection,
     group: &str,
-    writes: &[Write<'_>],
+    writes: &[Write],
 ) -> Result<HashSet<Partition>, sqlx::Error> {
-    let column = |of: fn(&Write<'_>) -> i64| writes.iter().map(of).collect::<Vec<i64>>();
+    let column = |of: fn(&Write) -> i64| writes.iter().map(of).collect::<Vec<i64>>();
+    let event_millis = |write: &Write| write.event_millis.filter(|millis| TIMES.contains(millis));
     let rows: Vec<(String, i32)> = sqlx::query_as(
         "UPDATE consumer_progress AS row \
             SET next_offset = new.next_offset, updated_at = now(), \
@@ -48,17 +51,20 @@ pub(crate) async fn compare_and_set(
     .bind(writes.iter().map(|write| &*write.partition.topic).collect::<Vec<&str>>())
     .bind(writes.iter().map(|write| write.partition.number).collect::<Vec<i32>>())
     .bind(column(|write| write.epoch))
-    .bind(writes.iter().map(|write| &**write.server).collect::<Vec<&str>>())
+    .bind(writes.iter().map(|write| &*write.server).collect::<Vec<&str>>())
     .bind(column(|write| write.expected))
     .bind(column(|write| write.next_offset))
-    .bind(writes.iter().map(|write| write.event_millis).collect::<Vec<Option<i64>>>())
-    .fetch_all(pool)
+    .bind(writes.iter().map(event_millis).collect::<Vec<Option<i64>>>())
+    .fetch_all(connection)
     .await?;
     Ok(rows.into_iter().map(|(topic, number)| Partition { topic: topic.into(), number }).collect())
 }
 
 /// All rows of a group, and the server run that says so.
-pub(crate) async fn read(pool: &PgPool, group: &str) -> Result<(Server, HashMap<Partition, Row>), sqlx::Error> {
+pub(crate) async fn read(
+    connection: &mut PgConnection,
+    group: &str,
+) -> Result<(Server, HashMap<Partition, Row>), sqlx::Error> {
     // The row of a group without positions still names the server.
     type Found = (String, Option<String>, Option<i32>, Option<i64>, Option<i64>);
     // One statement, so that rows and server are sure to belong together.
@@ -67,7 +73,7 @@ pub(crate) async fn read(pool: &PgPool, group: &str) -> Result<(Server, HashMap<
            FROM (SELECT 1) AS always LEFT JOIN consumer_progress ON consumer_group = $1",
     )
     .bind(group)
-    .fetch_all(pool)
+    .fetch_all(connection)
     .await?;
     let server = rows.first().map(|(server, ..)| server.as_str()).unwrap_or_default().into();
     let rows = rows
@@ -82,77 +88,88 @@ pub(crate) async fn read(pool: &PgPool, group: &str) -> Result<(Server, HashMap<
     Ok((server, rows))
 }
 
-/// The takeover of partitions, in one transaction: raise the epochs, decide, record.
-pub(crate) struct Takeover {
-    tx: Transaction<'static, Postgres>,
-    group: String,
+/// What a takeover finds.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// The identity of the database, now.
+    pub lineage: Uuid,
+    /// The topics that the group had positions of.
+    pub known_topics: HashSet<String>,
+    /// The rows, with their epochs raised.
+    pub rows: HashMap<Partition, Row>,
 }
 
-impl Takeover {
-    /// Begins, and orders the members of a group that take over at the same time.
-    pub(crate) async fn begin(pool: &PgPool, group: &str) -> Result<Self, sqlx::Error> {
-        let mut tx = pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
-        sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('idem takeover ' || $1, 0))")
-            .bind(group)
-            .execute(&mut *tx)
+/// A position to record.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Position {
+    pub epoch: i64,
+    pub next_offset: i64,
+}
+
+/// Raises the epochs of partitions, so that their former owners can't move them any more, asks
+/// where each starts, and records that, in one transaction. `decide` gives this member's positions,
+/// which are returned with the server run, and others' to record; `None` changes nothing.
+pub(crate) async fn take_over(
+    connection: &mut PgConnection,
+    group: &str,
+    partitions: &[Partition],
+    decide: impl FnOnce(&Found) -> Option<(Vec<(Partition, Position)>, Vec<(Partition, Position)>)> + Send,
+) -> Result<(Server, Vec<(Partition, Position)>), sqlx::Error> {
+    let mut tx = connection.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+    // Members of a group that take over at the same time come one after another.
+    sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('idem takeover ' || $1, 0))")
+        .bind(group)
+        .execute(&mut *tx)
+        .await?;
+    let (server, lineage): (String, Uuid) =
+        sqlx::query_as("SELECT extract(epoch FROM pg_postmaster_start_time())::text, id FROM idem_lineage")
+            .fetch_one(&mut *tx)
             .await?;
-        Ok(Self { tx, group: group.to_owned() })
-    }
-
-    /// The server run of this transaction.
-    pub(crate) async fn server(&mut self) -> Result<Server, sqlx::Error> {
-        let server: String =
-            sqlx::query_scalar(sqlx::AssertSqlSafe(format!("SELECT {SERVER}"))).fetch_one(&mut *self.tx).await?;
-        Ok(server.into())
-    }
-
-    /// The topics that the group has positions of.
-    pub(crate) async fn known_topics(&mut self) -> Result<HashSet<String>, sqlx::Error> {
-        let topics: Vec<String> =
-            sqlx::query_scalar("SELECT DISTINCT topic FROM consumer_progress WHERE consumer_group = $1")
-                .bind(&self.group)
-                .fetch_all(&mut *self.tx)
-                .await?;
-        Ok(topics.into_iter().collect())
-    }
-
-    /// Raises a partition's epoch, so that its former owner can't move it any more.
-    pub(crate) async fn raise_epoch(&mut self, partition: &Partition) -> Result<Option<Row>, sqlx::Error> {
-        let row: Option<(i64, i64)> = sqlx::query_as(
-            "UPDATE consumer_progress SET epoch = epoch + 1, updated_at = now() \
-              WHERE consumer_group = $1 AND topic = $2 AND partition = $3 RETURNING epoch, next_offset",
-        )
-        .bind(&self.group)
-        .bind(&*partition.topic)
-        .bind(partition.number)
-        .fetch_optional(&mut *self.tx)
-        .await?;
-        Ok(row.map(|(epoch, next_offset)| Row { epoch, next_offset }))
-    }
-
-    /// Records a position that was decided.
-    pub(crate) async fn record(
-        &mut self,
-        partition: &Partition,
-        epoch: i64,
-        next_offset: i64,
-    ) -> Result<(), sqlx::Error> {
-        sqlx::query(
-            "INSERT INTO consumer_progress (consumer_group, topic, partition, epoch, next_offset) VALUES ($1, $2, $3, $4, $5) \
-             ON CONFLICT (consumer_group, topic, partition) DO UPDATE SET next_offset = excluded.next_offset, updated_at = now()",
-        )
-        .bind(&self.group)
-        .bind(&*partition.topic)
-        .bind(partition.number)
-        .bind(epoch)
-        .bind(next_offset)
-        .execute(&mut *self.tx)
-        .await?;
-        Ok(())
-    }
-
-    /// Makes the takeover visible.
-    pub(crate) async fn commit(self) -> Result<(), sqlx::Error> {
-        self.tx.commit().await
-    }
+    let known_topics: Vec<String> =
+        sqlx::query_scalar("SELECT DISTINCT topic FROM consumer_progress WHERE consumer_group = $1")
+            .bind(group)
+            .fetch_all(&mut *tx)
+            .await?;
+    let rows: Vec<(String, i32, i64, i64)> = sqlx::query_as(
+        "UPDATE consumer_progress AS row SET epoch = row.epoch + 1, updated_at = now() \
+           FROM unnest($2::text[], $3::int[]) AS taken(topic, partition) \
+          WHERE row.consumer_group = $1 AND row.topic = taken.topic AND row.partition = taken.partition \
+          RETURNING row.topic, row.partition, row.epoch, row.next_offset",
+    )
+    .bind(group)
+    .bind(partitions.iter().map(|partition| &*partition.topic).collect::<Vec<&str>>())
+    .bind(partitions.iter().map(|partition| partition.number).collect::<Vec<i32>>())
+    .fetch_all(&mut *tx)
+    .await?;
+    let found = Found {
+        lineage,
+        known_topics: known_topics.into_iter().collect(),
+        rows: rows
+            .into_iter()
+            .map(|(topic, number, epoch, next_offset)| {
+                (Partition { topic: topic.into(), number }, Row { epoch, next_offset })
+            })
+            .collect(),
+    };
+    let Some((own, others)) = decide(&found) else {
+        tx.rollback().await?;
+        return Ok((server.into(), Vec::new()));
+    };
+    let record: Vec<&(Partition, Position)> = own.iter().chain(&others).collect();
+    sqlx::query(
+        "INSERT INTO consumer_progress (consumer_group, topic, partition, epoch, next_offset) \
+         SELECT $1, * FROM unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[]) \
+         ON CONFLICT (consumer_group, topic, partition) DO UPDATE \
+            SET next_offset = excluded.next_offset, updated_at = now() \
+          WHERE consumer_progress.next_offset <> excluded.next_offset",
+    )
+    .bind(group)
+    .bind(record.iter().map(|(partition, _)| &*partition.topic).collect::<Vec<&str>>())
+    .bind(record.iter().map(|(partition, _)| partition.number).collect::<Vec<i32>>())
+    .bind(record.iter().map(|(_, position)| position.epoch).collect::<Vec<i64>>())
+    .bind(record.iter().map(|(_, position)| position.next_offset).collect::<Vec<i64>>())
+    .execute(&mut *tx)
+    .await?;
+    tx.commit().await?;
+    Ok((server.into(), own))
 }

@@ -1,17 +1,23 @@
 //! Connections: the two pools, their session settings, and a guard for one event's connection.
 
+use std::future::Future;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection, Executor, PgConnection, PgPool, Postgres};
+use sqlx::{ConnectOptions, Connection, PgConnection, PgPool, Postgres};
 
+use crate::decide::sql_error;
 use crate::handler::Tx;
 
 /// Longest wait for a row or table lock; then the transaction is run again.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for a connection; then it counts as an outage.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest wait for the answer to a statement of the library's own, which may wait for a lock. A
+/// server that vanished without a word would else be waited for until the operating system gives up.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Progress, maintenance and, later, money intents and the relay.
 const SERVICE_CONNECTIONS: u32 = 4;
 
@@ -29,16 +35,26 @@ impl Pools {
         // The library's own timeout must come first: it knows whose fault it is.
         let statement = longest_handler + Duration::from_secs(5);
         let idle = longest_handler + Duration::from_secs(10);
-        let options = database.clone().application_name(client_id).options([
-            ("default_transaction_isolation", "read committed".to_owned()),
-            ("synchronous_commit", "on".to_owned()),
-            ("statement_timeout", format!("{}ms", statement.as_millis())),
-            ("idle_in_transaction_session_timeout", format!("{}ms", idle.as_millis())),
-            ("lock_timeout", format!("{}ms", LOCK_TIMEOUT.as_millis())),
-            ("tcp_keepalives_idle", "10".to_owned()),
-            ("tcp_keepalives_interval", "5".to_owned()),
-            ("tcp_keepalives_count", "3".to_owned()),
-        ]);
+        let millis = |duration: Duration| format!("{}ms", duration.as_millis());
+        let options = database
+            .clone()
+            .application_name(client_id)
+            .options([
+                ("default_transaction_isolation", "read committed".to_owned()),
+                ("synchronous_commit", "on".to_owned()),
+                ("statement_timeout", millis(statement)),
+                ("idle_in_transaction_session_timeout", millis(idle)),
+                ("lock_timeout", millis(LOCK_TIMEOUT)),
+                // Without it a query whose client is gone keeps its row locks until it ends.
+                ("client_connection_check_interval", "1s".to_owned()),
+                ("tcp_keepalives_idle", "10".to_owned()),
+                ("tcp_keepalives_interval", "5".to_owned()),
+                ("tcp_keepalives_count", "3".to_owned()),
+                // sqlx logs notices, and a trigger's RAISE NOTICE may quote a row.
+                ("client_min_messages", "error".to_owned()),
+            ])
+            // sqlx logs slow statements with their text, and a handler's may hold literals.
+            .disable_statement_logging();
         let pool = |connections| {
             PgPoolOptions::new()
                 .max_connections(connections)
@@ -46,24 +62,19 @@ impl Pools {
                 // A dead connection shows at the first statement, which is handled; a ping before
                 // each event would cost a round trip.
                 .test_before_acquire(false)
-                .after_connect(|connection, _| Box::pin(prepare(connection)))
+                .after_connect(|connection, _| Box::pin(refuse_standby(connection)))
                 .connect_lazy_with(options.clone())
         };
         Self { handlers: pool(size), service: pool(SERVICE_CONNECTIONS) }
     }
 }
 
-/// Checks and prepares a fresh connection.
-async fn prepare(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    let in_recovery: bool = sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&mut *connection).await?;
+/// A connection that can only read is of no use: after a failover the address may still lead there.
+async fn refuse_standby(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    let in_recovery: bool = sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(connection).await?;
     if in_recovery {
         return Err(sqlx::Error::Protocol("the server is in recovery and can only read".to_owned()));
     }
-    // Without it a query whose client is gone keeps its row locks until it ends. A server that can't
-    // watch its clients (before 14, or on some platforms) refuses the setting, and works without.
-    let watch = "DO $$ BEGIN PERFORM set_config('client_connection_check_interval', '1s', false); \
-                 EXCEPTION WHEN OTHERS THEN NULL; END $$";
-    connection.execute(watch).await?;
     Ok(())
 }
 
@@ -80,14 +91,21 @@ impl Session {
         Ok(Self { connection: pool.acquire().await?, clean: false })
     }
 
-    /// Begins the event's transaction.
+    /// Begins the event's transaction. What a former event's handler SET for the session is undone.
     pub(crate) async fn begin(&mut self) -> Result<Tx<'_>, sqlx::Error> {
-        Ok(Tx { inner: self.connection.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await? })
+        let begin = "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED";
+        Ok(Tx { inner: bounded(self.connection.begin_with(begin)).await? })
     }
 
-    /// Gives the connection back to the pool.
+    /// Gives the connection back to the pool. One that is still inside a transaction is closed: a
+    /// savepoint that the handler never ended turns COMMIT into a release of it.
     pub(crate) fn release(mut self) {
-        self.clean = true;
+        self.clean = !self.connection.is_in_transaction();
+    }
+
+    /// Whether the last COMMIT left a transaction open.
+    pub(crate) fn is_in_transaction(&self) -> bool {
+        self.connection.is_in_transaction()
     }
 }
 
@@ -96,5 +114,30 @@ impl Drop for Session {
         if !self.clean {
             self.connection.close_on_drop();
         }
+    }
+}
+
+/// Runs the library's own statements on a connection of the service pool, within a bound. The
+/// connection is closed when it did not end well.
+///
+/// # Cancel safety
+/// Dropping it closes the connection, which rolls back.
+pub(crate) async fn on_service<T, W>(pools: &Pools, work: W) -> Result<T, sqlx::Error>
+where
+    W: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>,
+{
+    let mut session = Session::acquire(&pools.service).await?;
+    let result = bounded(work(&mut session.connection)).await;
+    if result.as_ref().is_ok() || result.as_ref().is_err_and(sql_error::leaves_connection_usable) {
+        session.release();
+    }
+    result
+}
+
+/// Bounds the wait for the server's answer. After it, the connection must be closed.
+pub(crate) async fn bounded<T>(answer: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+    match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
+        Ok(answer) => answer,
+        Err(_elapsed) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
     }
 }

@@ -1,0 +1,381 @@
+//! Drives one group: answers its rebalances, starts and stops lanes, records where they are.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::error::KafkaError;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::progress::{compare, write};
+use super::takeover::{self, Taken};
+use super::{GroupContext, progress};
+use crate::decide::position::CommittedBy;
+use crate::decide::progress::Verdict;
+use crate::kafka::consumer::{Command, Consumer, Event, Partition, Source};
+use crate::lane::{Lane, LaneState};
+use crate::pg::progress::Server;
+use crate::run::RunError;
+use crate::stop::Stop;
+
+/// How often progress is written and the rows are compared.
+const TICK: Duration = Duration::from_secs(1);
+/// How often rows are read although nothing moved: a failover of an idle group is noticed too.
+const IDLE_TICKS: u32 = 5;
+/// Pause before a takeover that failed is tried again.
+const TAKEOVER_PAUSE: Duration = Duration::from_millis(500);
+/// How long a member that another one seems to have replaced waits for Kafka to say so. If Kafka does
+/// not, the partition is its own after all.
+const DISPUTE_PAUSE: Duration = Duration::from_secs(15);
+
+/// A partition this member works on.
+pub(super) struct Owned {
+    pub lane: Lane,
+    pub epoch: i64,
+    /// The run of the server that confirmed what the lane did.
+    pub server: Server,
+    /// What the database holds.
+    pub written: i64,
+    /// A write whose answer did not come.
+    pub attempted: Option<i64>,
+    /// What Kafka was told.
+    pub committed: Option<i64>,
+}
+
+/// A partition whose position is to be read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pending {
+    /// It was read by this member before, and goes back; otherwise it is newly assigned.
+    pub rewind: bool,
+    not_before: Instant,
+}
+
+/// Revoked partitions: those whose lanes finished what ran, and those that had none.
+struct Drained {
+    working: Vec<(Partition, Owned)>,
+    idle: Vec<Partition>,
+}
+
+/// Drives one group until a stop is asked for.
+pub(crate) struct Coordinator {
+    group: Arc<GroupContext>,
+    consumer: Consumer,
+    events: mpsc::UnboundedReceiver<Event>,
+    owned: HashMap<Partition, Owned>,
+    pending: BTreeMap<Partition, Pending>,
+    /// Revoked partitions whose lanes finish what runs.
+    draining: JoinSet<Drained>,
+    /// Partitions whose offset may have left the log: the client does not say which one it was, and
+    /// does not say it again.
+    suspects: BTreeSet<Partition>,
+    metadata: String,
+    idle_ticks: u32,
+}
+
+impl Coordinator {
+    /// Joins the group.
+    pub(crate) fn join(group: Arc<GroupContext>, topics: &[String]) -> Result<Self, KafkaError> {
+        let (consumer, events) = Consumer::join(&group.config, &group.name, topics)?;
+        let metadata = CommittedBy::metadata(group.lineage);
+        Ok(Self {
+            group,
+            consumer,
+            events,
+            owned: HashMap::new(),
+            pending: BTreeMap::new(),
+            draining: JoinSet::new(),
+            suspects: BTreeSet::new(),
+            metadata,
+            idle_ticks: 0,
+        })
+    }
+
+    /// Works until the stop, then finishes, records, commits and leaves within the grace period.
+    pub(crate) async fn run(mut self, stop: Stop) {
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let group = Arc::clone(&self.group);
+        while !stop.is_requested() {
+            let takeover = self.pending.values().map(|pending| pending.not_before).min();
+            tokio::select! {
+                biased;
+                () = stop.requested() => {}
+                Some(event) = self.events.recv() => self.on_event(event).await,
+                Some(drained) = self.draining.join_next() => match drained {
+                    Ok(drained) => self.hand_over(drained).await,
+                    Err(error) => self.group.fail(RunError::Internal(format!("a drain ended abnormally: {error}"))),
+                },
+                _ = tick.tick() => self.record_progress().await,
+                () = group.doubt.notified() => self.compare().await,
+                () = sleep_until(takeover) => tokio::select! {
+                    () = stop.requested() => {}
+                    () = self.take_over() => {}
+                },
+            }
+        }
+        self.leave(stop.requested_at()).await;
+    }
+
+    async fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Assigned(partitions) => {
+                tracing::info!(group = &*self.group.name, partitions = %list(&partitions), "assigned");
+                // Answered at once, with nothing: while the database is away the group must go on.
+                // The partitions are added when their positions are read.
+                self.consumer.send(Command::Start(Vec::new()));
+                for partition in partitions {
+                    self.wait_for_position(partition, false, Duration::ZERO);
+                }
+            }
+            Event::Revoked { partitions, lost } => self.revoked(partitions, lost).await,
+            Event::OutOfRange => self.suspects.extend(self.owned.keys().cloned()),
+            Event::CommitFailed => self.owned.values_mut().for_each(|owned| owned.committed = None),
+            Event::Fatal(error) => self.group.fail(RunError::Consumer { group: self.group.name.to_string(), error }),
+        }
+    }
+
+    fn wait_for_position(&mut self, partition: Partition, rewind: bool, pause: Duration) {
+        self.pending.insert(partition, Pending { rewind, not_before: Instant::now() + pause });
+    }
+
+    /// Lets go of a partition's lane, and reads its position anew.
+    async fn rewind(&mut self, partition: Partition, pause: Duration) {
+        if let Some(mut owned) = self.owned.remove(&partition) {
+            owned.lane.abort().await;
+            self.wait_for_position(partition, true, pause);
+        }
+    }
+
+    async fn revoked(&mut self, partitions: Vec<Partition>, lost: bool) {
+        tracing::info!(group = &*self.group.name, partitions = %list(&partitions), lost, "revoked");
+        let mut working = Vec::new();
+        let mut idle = Vec::new();
+        for partition in partitions {
+            self.pending.remove(&partition);
+            match self.owned.remove(&partition) {
+                Some(mut owned) if lost => {
+                    // Another member has it already: whatever finishes late moves nothing.
+                    owned.lane.abort().await;
+                    idle.push(partition);
+                }
+                Some(owned) => working.push((partition, owned)),
+                None => idle.push(partition),
+            }
+        }
+        if working.is_empty() {
+            self.consumer.send(Command::Release(idle));
+            return;
+        }
+        let bound = self.drain_bound();
+        self.draining.spawn(async move {
+            futures_util::future::join_all(working.iter_mut().map(|(_, owned)| owned.lane.drain(bound))).await;
+            Drained { working, idle }
+        });
+    }
+
+    /// Half of what Kafka grants between two polls: the other members wait meanwhile.
+    fn drain_bound(&self) -> Duration {
+        let poll_interval = self
+            .group
+            .config
+            .kafka
+            .get("max.poll.interval.ms")
+            .and_then(|millis| millis.parse().ok())
+            .unwrap_or(300_000);
+        self.group.longest_handler.min(Duration::from_millis(poll_interval) / 2) + Duration::from_secs(1)
+    }
+
+    /// The last record of drained partitions, then the commit, then they go back to the group.
+    async fn hand_over(&mut self, drained: Drained) {
+        let Drained { mut working, idle } = drained;
+        let partitions = working.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
+        match write(&self.group, partitions).await {
+            Ok(offsets) => {
+                if let Err(error) = self.consumer.commit_and_wait(offsets, self.metadata.clone()).await {
+                    let group = &*self.group.name;
+                    tracing::debug!(group, %error, "the last commit was refused; the database knows more");
+                }
+            }
+            Err(error) => {
+                let group = &*self.group.name;
+                tracing::warn!(group, %error, "can't record the last progress; the next owner repeats a little");
+            }
+        }
+        self.consumer.send(Command::Release(working.into_iter().map(|(partition, _)| partition).chain(idle).collect()));
+    }
+
+    /// Reads the position of partitions that wait for it, and starts their lanes.
+    async fn take_over(&mut self) {
+        let now = Instant::now();
+        let due: BTreeMap<Partition, Pending> = self
+            .pending
+            .iter()
+            .filter(|(_, pending)| pending.not_before <= now)
+            .map(|(partition, pending)| (partition.clone(), *pending))
+            .collect();
+        let taken = takeover::positions(&self.group, &self.consumer, &due).await;
+        let mut assigned = Vec::new();
+        match taken {
+            Ok(taken) => {
+                for (partition, Taken { offset, epoch, server }) in taken {
+                    let Some(pending) = self.pending.remove(&partition) else { continue };
+                    let (lane, sender) = Lane::start(Arc::clone(&self.group), offset, Arc::clone(&server));
+                    let source = Source { partition: partition.clone(), offset, lane: sender };
+                    if pending.rewind {
+                        self.consumer.send(Command::Rewind(source));
+                    } else {
+                        assigned.push(source);
+                    }
+                    let owned = Owned { lane, epoch, server, written: offset, attempted: None, committed: None };
+                    self.owned.insert(partition, owned);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(group = &*self.group.name, %error, "can't read the group's position; trying again");
+            }
+        }
+        if !assigned.is_empty() {
+            self.consumer.send(Command::Start(assigned));
+        }
+        // Those that are left: no leader, or no database.
+        for partition in due.keys() {
+            if let Some(pending) = self.pending.get_mut(partition) {
+                pending.not_before = Instant::now() + TAKEOVER_PAUSE;
+            }
+        }
+    }
+
+    /// Writes what moved to the database, then tells Kafka; compares the rows where that is due.
+    async fn record_progress(&mut self) {
+        self.look_after_lanes().await;
+        self.idle_ticks += 1;
+        // A write whose answer was lost is cleared up before the next one.
+        let unsure = self.owned.values().any(|owned| owned.attempted.is_some());
+        if unsure || self.idle_ticks >= IDLE_TICKS {
+            self.idle_ticks = 0;
+            self.compare().await;
+        }
+        let moved = self.owned.values().any(|owned| owned.lane.position().0 != owned.written);
+        if moved && let Err(error) = write(&self.group, self.owned.iter_mut().collect()).await {
+            let group = &*self.group.name;
+            tracing::warn!(group, %error, "can't record progress; nothing is committed meanwhile");
+            return;
+        }
+        if self.owned.values().any(|owned| owned.attempted.is_some()) {
+            self.compare().await;
+        }
+        self.commit_written();
+    }
+
+    /// Restarts lanes that ended without being asked to, and those whose offset may have left the log.
+    async fn look_after_lanes(&mut self) {
+        for (partition, owned) in &self.owned {
+            match owned.lane.state() {
+                LaneState::Running => {}
+                LaneState::Crashed => {
+                    let Partition { topic, number } = partition;
+                    self.group.fail(RunError::Internal(format!("the lane of {topic}/{number} ended abnormally")));
+                }
+                // The client let go of the partition. If the group takes it too, a revocation follows.
+                LaneState::Ended => drop(self.suspects.insert(partition.clone())),
+            }
+        }
+        // What is in memory can still be handled, also if it has left the log.
+        let idle: Vec<Partition> = self
+            .suspects
+            .iter()
+            .filter(|suspect| self.owned.get(*suspect).is_none_or(|owned| owned.lane.is_idle()))
+            .cloned()
+            .collect();
+        for partition in idle {
+            self.suspects.remove(&partition);
+            self.rewind(partition, Duration::ZERO).await;
+        }
+    }
+
+    /// Reads the rows, and finds out whether the database or the ownership changed.
+    async fn compare(&mut self) {
+        for (partition, verdict) in compare(&self.group, &mut self.owned).await {
+            let (group, topic, number) = (&*self.group.name, &*partition.topic, partition.number);
+            if verdict == Verdict::Zombie {
+                tracing::warn!(
+                    group,
+                    topic,
+                    partition = number,
+                    "another member has taken the partition over: this one was away too long, and stops working on it"
+                );
+                self.rewind(partition, DISPUTE_PAUSE).await;
+            } else {
+                tracing::warn!(
+                    group,
+                    topic,
+                    partition = number,
+                    "the database restarted or went back: reading the position anew"
+                );
+                self.rewind(partition, Duration::ZERO).await;
+            }
+        }
+    }
+
+    /// Tells Kafka what the database holds.
+    fn commit_written(&mut self) {
+        let due: Vec<(Partition, i64)> = self
+            .owned
+            .iter_mut()
+            .filter(|(_, owned)| owned.committed != Some(owned.written))
+            .map(|(partition, owned)| {
+                owned.committed = Some(owned.written);
+                (partition.clone(), owned.written)
+            })
+            .collect();
+        if due.is_empty() {
+            return;
+        }
+        if let Err(error) = self.consumer.commit(&due, &self.metadata) {
+            tracing::debug!(group = &*self.group.name, %error, "can't commit; the next tick repeats it");
+            self.owned.values_mut().for_each(|owned| owned.committed = None);
+        }
+    }
+
+    /// Finishes what runs, records and commits it, and leaves the group.
+    async fn leave(mut self, asked: Instant) {
+        let end = asked + self.group.config.shutdown_grace;
+        let left =
+            |reserve: u64| end.saturating_duration_since(Instant::now()).saturating_sub(Duration::from_secs(reserve));
+        let bound = left(5);
+        futures_util::future::join_all(self.owned.values_mut().map(|owned| owned.lane.drain(bound))).await;
+        let mut owned: Vec<(Partition, Owned)> = self.owned.drain().collect();
+        while let Ok(Some(Ok(drained))) = tokio::time::timeout(left(5), self.draining.join_next()).await {
+            owned.extend(drained.working);
+        }
+        let group = &*self.group.name;
+        let partitions = owned.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
+        match tokio::time::timeout(left(3), progress::write(&self.group, partitions)).await {
+            Ok(Ok(offsets)) => {
+                let commit = self.consumer.commit_and_wait(offsets, self.metadata.clone());
+                if !matches!(tokio::time::timeout(left(2), commit).await, Ok(Ok(()))) {
+                    tracing::warn!(group, "the last commit was not confirmed; the database knows the position");
+                }
+            }
+            _ => tracing::warn!(group, "can't record the last progress; a little will be delivered again"),
+        }
+        self.consumer.close(left(1)).await;
+        tracing::info!(group, "left");
+    }
+}
+
+/// Waits until then; for ever, if there is no then.
+async fn sleep_until(when: Option<Instant>) {
+    match when {
+        Some(when) => tokio::time::sleep_until(when).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn list(partitions: &[Partition]) -> String {
+    let names: Vec<String> =
+        partitions.iter().map(|partition| format!("{}/{}", partition.topic, partition.number)).collect();
+    names.join(" ")
+}

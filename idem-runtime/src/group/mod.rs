@@ -1,0 +1,118 @@
+//! A consumer group: its handlers, its partitions, and its position in Kafka and in the database.
+
+mod coordinator;
+mod progress;
+mod takeover;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, Semaphore, mpsc};
+use uuid::Uuid;
+
+pub(crate) use self::coordinator::Coordinator;
+use crate::config::Config;
+use crate::event::DecodeError;
+use crate::handler::{Handler, States};
+use crate::kafka::names;
+use crate::kafka::producer::Producer;
+use crate::pg::session::Pools;
+use crate::run::RunError;
+
+/// What everything that works for one group shares.
+pub(crate) struct GroupContext {
+    pub name: Arc<str>,
+    pub topics: HashMap<&'static str, Vec<Handler>>,
+    /// Events of different keys in progress at once, per partition.
+    pub concurrency: usize,
+    pub config: Arc<Config>,
+    pub states: Arc<States>,
+    pub pools: Pools,
+    /// One per connection of the handlers' pool.
+    pub permits: Arc<Semaphore>,
+    pub producer: Producer,
+    pub lineage: Uuid,
+    /// Asks the maintenance for partitions of the dedup table.
+    pub missing_partition: Arc<Notify>,
+    /// Asks the coordinator to compare the database with what it believes.
+    pub doubt: Notify,
+    pub failures: mpsc::UnboundedSender<RunError>,
+    /// Longest time a handler of the group may take.
+    pub longest_handler: Duration,
+}
+
+/// The handler of a record, if there is one.
+pub(crate) enum Match<'a> {
+    Handler(&'a Handler),
+    None,
+    Unparsable(DecodeError),
+}
+
+impl GroupContext {
+    /// Ends the run with an error.
+    pub(crate) fn fail(&self, error: RunError) {
+        let _ = self.failures.send(error);
+    }
+
+    /// Whether only this group reads and writes the topic.
+    pub(crate) fn is_own_topic(&self, topic: &str) -> bool {
+        !self.topics.contains_key(topic)
+            && (names::retry_delay(&self.name, topic).is_some() || topic == names::replay_topic(&self.name))
+    }
+
+    /// The handler for a value of a topic, by its `event_type` where handlers share the topic.
+    pub(crate) fn handler_for(&self, topic: &str, payload: Option<&[u8]>) -> Match<'_> {
+        let handlers = self.topics.get(topic).map(Vec::as_slice).unwrap_or_default();
+        match (handlers, payload) {
+            ([], _) => Match::None,
+            ([only], _) if only.spec.event_type.is_none() => Match::Handler(only),
+            // Any of them says that there is no value.
+            ([first, ..], None) => Match::Handler(first),
+            (_, Some(payload)) => match crate::event::event_type(payload) {
+                Ok(Some(event_type)) => handlers
+                    .iter()
+                    .find(|handler| handler.spec.event_type == Some(&*event_type))
+                    .map_or(Match::None, Match::Handler),
+                Ok(None) => Match::None,
+                Err(error) => Match::Unparsable(error),
+            },
+        }
+    }
+
+    /// The delay tiers of a handler.
+    pub(crate) fn tiers(&self, handler: &str) -> &[Duration] {
+        self.topics
+            .values()
+            .flatten()
+            .find(|candidate| candidate.spec.name == handler)
+            .and_then(|handler| handler.spec.retry)
+            .unwrap_or(&self.config.retry)
+    }
+
+    /// Every delay that some handler of the group uses.
+    pub(crate) fn all_tiers(&self) -> Vec<Duration> {
+        let mut tiers: Vec<Duration> = self
+            .topics
+            .values()
+            .flatten()
+            .flat_map(|handler| handler.spec.retry.unwrap_or(&self.config.retry))
+            .copied()
+            .collect();
+        tiers.sort_unstable();
+        tiers.dedup();
+        tiers
+    }
+}
+
+/// The topics a group reads: its handlers', its replay topic, and every retry topic that exists, so
+/// that a tier which left the configuration is drained.
+pub(crate) fn subscription(group: &GroupContext, existing: &HashSet<String>) -> Vec<String> {
+    let mut topics: Vec<String> = group.topics.keys().map(|topic| (*topic).to_owned()).collect();
+    topics.push(names::replay_topic(&group.name));
+    topics.extend(group.all_tiers().into_iter().map(|delay| names::retry_topic(&group.name, delay)));
+    topics.extend(existing.iter().filter(|topic| names::retry_delay(&group.name, topic).is_some()).cloned());
+    topics.sort_unstable();
+    topics.dedup();
+    topics
+}

@@ -1,0 +1,168 @@
+//! Taking partitions over: where each one starts.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use rdkafka::error::KafkaError;
+
+use super::GroupContext;
+use super::coordinator::Pending;
+use crate::config::OffsetReset;
+use crate::decide::position::{self, Committed, Facts, Start, Why};
+use crate::kafka::consumer::{Consumer, Partition};
+use crate::pg::progress::{self, Found, Position, Server};
+use crate::pg::session::on_service;
+use crate::run::RunError;
+
+/// A partition that was taken over.
+pub(super) struct Taken {
+    pub offset: i64,
+    pub epoch: i64,
+    pub server: Server,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TakeoverError {
+    #[error("the database: {0}")]
+    Database(#[from] sqlx::Error),
+    #[error("Kafka: {0}")]
+    Kafka(#[from] KafkaError),
+}
+
+/// What Kafka says, read before the database's transaction begins.
+struct Log {
+    committed: HashMap<Partition, Committed>,
+    /// First offset, and one past the last; a partition without a leader is missing.
+    bounds: HashMap<Partition, (i64, i64)>,
+}
+
+/// Decides where each partition starts, raises its epoch and records it, in one transaction.
+/// Partitions without a leader are left out. Nothing is returned when the run is to stop.
+///
+/// # Cancel safety
+/// Dropped in the middle, at most an epoch has been raised.
+pub(super) async fn positions(
+    group: &Arc<GroupContext>,
+    consumer: &Consumer,
+    pending: &BTreeMap<Partition, Pending>,
+) -> Result<Vec<(Partition, Taken)>, TakeoverError> {
+    let partitions: Vec<Partition> = pending.keys().cloned().collect();
+    let log = log(group, consumer, &partitions).await?;
+    let partitions: Vec<Partition> =
+        partitions.into_iter().filter(|partition| log.bounds.contains_key(partition)).collect();
+
+    let (context, pending) = (Arc::clone(group), pending.clone());
+    let taken = on_service(&group.pools, move |connection| {
+        Box::pin(async move {
+            let name = Arc::clone(&context.name);
+            progress::take_over(connection, &name, &partitions, |found| decide(&context, &pending, &log, found)).await
+        })
+    });
+    let (server, positions) = taken.await?;
+    let taken =
+        |position: Position| Taken { offset: position.next_offset, epoch: position.epoch, server: Arc::clone(&server) };
+    Ok(positions.into_iter().map(|(partition, position)| (partition, taken(position))).collect())
+}
+
+async fn log(group: &GroupContext, consumer: &Consumer, partitions: &[Partition]) -> Result<Log, KafkaError> {
+    let committed = consumer.committed(partitions).await?;
+    let mut asked = partitions.to_vec();
+    // "Latest" is resolved once, for the whole topic: a partition that another member starts later,
+    // or that is added to the topic, must not lose what came in between.
+    if group.config.auto_offset_reset == OffsetReset::Latest {
+        let topics: HashSet<&Arc<str>> = partitions.iter().map(|partition| &partition.topic).collect();
+        for topic in topics.into_iter().filter(|topic| group.topics.contains_key(&***topic)) {
+            asked.extend(consumer.partitions_of(Arc::clone(topic)).await?);
+        }
+        asked.sort_unstable();
+        asked.dedup();
+    }
+    Ok(Log { committed, bounds: consumer.log_bounds(asked).await? })
+}
+
+/// The positions to record, by what Kafka and the database say; the first list is this member's.
+fn decide(
+    group: &GroupContext,
+    pending: &BTreeMap<Partition, Pending>,
+    log: &Log,
+    found: &Found,
+) -> Option<(Vec<(Partition, Position)>, Vec<(Partition, Position)>)> {
+    let another_database = |theirs, topic: &str| {
+        group.fail(RunError::AnotherDatabase {
+            group: group.name.to_string(),
+            topic: topic.to_owned(),
+            ours: found.lineage,
+            theirs,
+        });
+    };
+    if found.lineage != group.lineage {
+        // The address leads to another database than at the start of this process.
+        another_database(group.lineage, pending.keys().next().map_or("", |partition| &partition.topic));
+        return None;
+    }
+    let is_new = |topic: &Arc<str>| group.topics.contains_key(&**topic) && !found.known_topics.contains(&**topic);
+    let mut own = Vec::new();
+    for (partition, pending) in pending {
+        let Some(&(log_start, log_end)) = log.bounds.get(partition) else { continue };
+        let row = found.rows.get(partition);
+        let facts = Facts {
+            committed: log.committed.get(partition).copied(),
+            recorded: row.map(|row| row.next_offset),
+            lineage: group.lineage,
+            lineage_accepted: group.config.accept_database == Some(group.lineage),
+            log_start,
+            log_end,
+            start_at_end: !pending.rewind
+                && is_new(&partition.topic)
+                && group.config.auto_offset_reset == OffsetReset::Latest,
+        };
+        let (offset, why) = match position::start(&facts) {
+            // This member read it before, so there was a row: only a database that went back lacks it.
+            Start::At(_, Why::FirstTime) if pending.rewind => (log_start, Why::DatabaseWentBack),
+            Start::At(offset, why) => (offset, why),
+            Start::AnotherDatabase { theirs } => {
+                another_database(theirs, &partition.topic);
+                return None;
+            }
+        };
+        tell(group, partition, offset, why, &facts);
+        own.push((partition.clone(), Position { epoch: row.map_or(1, |row| row.epoch), next_offset: offset }));
+    }
+    // The rest of a new topic, where "latest" has to be remembered for whoever starts it.
+    let rest = log
+        .bounds
+        .iter()
+        .filter(|(partition, _)| is_new(&partition.topic) && !pending.contains_key(partition))
+        .map(|(partition, (_, log_end))| (partition.clone(), Position { epoch: 0, next_offset: *log_end }))
+        .collect();
+    Some((own, rest))
+}
+
+fn tell(group: &GroupContext, partition: &Partition, offset: i64, why: Why, facts: &Facts) {
+    let (group, topic, number) = (&*group.name, &*partition.topic, partition.number);
+    let kafka = facts.committed.map(|committed| committed.offset);
+    let database = facts.recorded;
+    match why {
+        Why::DatabaseWentBack => tracing::warn!(
+            group,
+            topic,
+            partition = number,
+            offset,
+            kafka,
+            database,
+            "the database is older than what was processed (a restore or a failover): going back"
+        ),
+        Why::OutOfRange => tracing::error!(
+            group,
+            topic,
+            partition = number,
+            offset,
+            kafka,
+            database,
+            log_start = facts.log_start,
+            log_end = facts.log_end,
+            "the position is not in the log any more: events may be gone; going on at the log's start"
+        ),
+        _ => tracing::info!(group, topic, partition = number, offset, ?why, "starting"),
+    }
+}
