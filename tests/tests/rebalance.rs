@@ -193,7 +193,8 @@ async fn a_partition_that_was_revoked_while_it_was_full_is_read_on_when_it_comes
             .await
             .unwrap()
     };
-    eventually(LIMIT, "one partition to move", async || owners().await == [1, 2]).await;
+    // The group balances all its topics together: one partition of this one moves, or both.
+    eventually(LIMIT, "a partition to move", async || owners().await.contains(&2)).await;
     assert!(orders::effect_count(&env.pool, "backlog").await < 2_500, "there is a backlog");
     second.stop().await.unwrap();
     eventually(LIMIT, "all orders", async || orders::effect_count(&env.pool, "backlog").await == 3_000).await;

@@ -10,7 +10,7 @@ use super::coordinator::Pending;
 use crate::config::OffsetReset;
 use crate::decide::position::{self, Committed, Facts, Start, Why};
 use crate::kafka::consumer::{Consumer, Partition};
-use crate::pg::progress::{self, Found, Position, Server};
+use crate::pg::progress::{self, Decided, Found, Position, Server};
 use crate::pg::session::on_service;
 use crate::run::RunError;
 
@@ -80,13 +80,8 @@ async fn log(group: &GroupContext, consumer: &Consumer, partitions: &[Partition]
     Ok(Log { committed, bounds: consumer.log_bounds(asked).await? })
 }
 
-/// The positions to record, by what Kafka and the database say; the first list is this member's.
-fn decide(
-    group: &GroupContext,
-    pending: &BTreeMap<Partition, Pending>,
-    log: &Log,
-    found: &Found,
-) -> Option<(Vec<(Partition, Position)>, Vec<(Partition, Position)>)> {
+/// The positions to record, by what Kafka and the database say.
+fn decide(group: &GroupContext, pending: &BTreeMap<Partition, Pending>, log: &Log, found: &Found) -> Option<Decided> {
     let another_database = |theirs, topic: &str| {
         group.fail(RunError::AnotherDatabase {
             group: group.name.to_string(),
@@ -129,13 +124,13 @@ fn decide(
         own.push((partition.clone(), Position { epoch: row.map_or(1, |row| row.epoch), next_offset: offset }));
     }
     // The rest of a new topic, where "latest" has to be remembered for whoever starts it.
-    let rest = log
+    let others = log
         .bounds
         .iter()
         .filter(|(partition, _)| is_new(&partition.topic) && !pending.contains_key(partition))
         .map(|(partition, (_, log_end))| (partition.clone(), Position { epoch: 0, next_offset: *log_end }))
         .collect();
-    Some((own, rest))
+    Some(Decided { own, others })
 }
 
 fn tell(group: &GroupContext, partition: &Partition, offset: i64, why: Why, facts: &Facts) {

@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn only_a_delay_makes_a_retry_topic() {
-        let delay = |topic| retry_delay("billing", topic);
+        let delay = |topic: &str| retry_delay("billing", topic);
         assert_eq!(delay("billing.retry.10s"), Some(Duration::from_secs(10)));
         assert_eq!(delay(&retry_topic("billing", Duration::from_millis(1_500))), Some(Duration::from_millis(1_500)));
         for other in

@@ -106,14 +106,23 @@ pub(crate) struct Position {
     pub next_offset: i64,
 }
 
+/// What a takeover decides.
+#[derive(Debug)]
+pub(crate) struct Decided {
+    /// Where this member's partitions start.
+    pub own: Vec<(Partition, Position)>,
+    /// What is to be remembered for partitions that another member starts.
+    pub others: Vec<(Partition, Position)>,
+}
+
 /// Raises the epochs of partitions, so that their former owners can't move them any more, asks
-/// where each starts, and records that, in one transaction. `decide` gives this member's positions,
-/// which are returned with the server run, and others' to record; `None` changes nothing.
+/// where each starts, and records that, in one transaction. Returns this member's positions and the
+/// server run they are from. A `decide` that gives `None` changes nothing.
 pub(crate) async fn take_over(
     connection: &mut PgConnection,
     group: &str,
     partitions: &[Partition],
-    decide: impl FnOnce(&Found) -> Option<(Vec<(Partition, Position)>, Vec<(Partition, Position)>)> + Send,
+    decide: impl FnOnce(&Found) -> Option<Decided> + Send,
 ) -> Result<(Server, Vec<(Partition, Position)>), sqlx::Error> {
     let mut tx = connection.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
     // Members of a group that take over at the same time come one after another.
@@ -151,7 +160,7 @@ pub(crate) async fn take_over(
             })
             .collect(),
     };
-    let Some((own, others)) = decide(&found) else {
+    let Some(Decided { own, others }) = decide(&found) else {
         tx.rollback().await?;
         return Ok((server.into(), Vec::new()));
     };
