@@ -8,6 +8,7 @@
 
 #[doc(hidden)]
 pub mod __private;
+mod circuit;
 mod clock;
 mod config;
 mod decide;
@@ -15,6 +16,7 @@ mod error;
 mod event;
 mod group;
 mod handler;
+mod health;
 mod kafka;
 mod lane;
 mod pg;
@@ -29,6 +31,7 @@ pub use config::{Config, ConfigError, ConfigErrors};
 pub use error::{Class, Classified, ClassifyExt, Failure, HandlerError, HandlerResult};
 pub use event::{DecodeError, Event, EventId, EventIdError};
 pub use handler::{Delivery, RawHeader, State, Tx};
+pub use health::Health;
 pub use run::{Builder, Problems, RunError, builder, run};
 
 #[doc = include_str!("event.md")]
