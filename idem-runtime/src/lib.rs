@@ -17,10 +17,12 @@ mod group;
 mod handler;
 mod kafka;
 mod lane;
+mod money;
 mod pg;
 mod pipeline;
 mod registry;
 mod run;
+mod spec;
 mod stop;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -29,7 +31,11 @@ pub use config::{Config, ConfigError, ConfigErrors};
 pub use error::{Class, Classified, ClassifyExt, Failure, HandlerError, HandlerResult};
 pub use event::{DecodeError, Event, EventId, EventIdError};
 pub use handler::{Delivery, RawHeader, State, Tx};
+pub use money::MoneyClient;
 pub use run::{Builder, Problems, RunError, builder, run};
+
+#[doc = include_str!("diagnostics.md")]
+pub mod diagnostics {}
 
 #[doc = include_str!("event.md")]
 pub use idem_macros::Event;
@@ -39,7 +45,7 @@ pub use idem_macros::idempotent_handler;
 /// What a program with handlers imports.
 pub mod prelude {
     pub use crate::{
-        Class, Classified, ClassifyExt, Delivery, Event, EventId, HandlerError, HandlerResult, State, Tx,
+        Class, Classified, ClassifyExt, Delivery, Event, EventId, HandlerError, HandlerResult, MoneyClient, State, Tx,
         idempotent_handler,
     };
 }
