@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 const MORE_THAN_ONE_ERROR: &[&str] =
     &["attribute/on_an_associated_function.stderr", "types/attribute_and_type_mistaken_at_once.stderr"];
 
-const TOPICS: &[&str] = &["attribute", "signature", "event", "types"];
+const TOPICS: &[&str] = &["attribute", "rules", "signature", "event", "types"];
 
 #[test]
 fn ui() {

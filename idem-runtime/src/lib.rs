@@ -19,10 +19,12 @@ mod handler;
 mod health;
 mod kafka;
 mod lane;
+mod money;
 mod pg;
 mod pipeline;
 mod registry;
 mod run;
+mod spec;
 mod stop;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -32,7 +34,11 @@ pub use error::{Class, Classified, ClassifyExt, Failure, HandlerError, HandlerRe
 pub use event::{DecodeError, Event, EventId, EventIdError};
 pub use handler::{Delivery, RawHeader, State, Tx};
 pub use health::Health;
+pub use money::MoneyClient;
 pub use run::{Builder, Problems, RunError, builder, run};
+
+#[doc = include_str!("diagnostics.md")]
+pub mod diagnostics {}
 
 #[doc = include_str!("event.md")]
 pub use idem_macros::Event;
@@ -42,7 +48,7 @@ pub use idem_macros::idempotent_handler;
 /// What a program with handlers imports.
 pub mod prelude {
     pub use crate::{
-        Class, Classified, ClassifyExt, Delivery, Event, EventId, HandlerError, HandlerResult, State, Tx,
+        Class, Classified, ClassifyExt, Delivery, Event, EventId, HandlerError, HandlerResult, MoneyClient, State, Tx,
         idempotent_handler,
     };
 }

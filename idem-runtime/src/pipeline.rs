@@ -155,7 +155,8 @@ async fn attempt(
         Err(_panic) => return Outcome::permanent(Reason::Panic, Failure::new("decoding the event panicked")),
     };
     // gate
-    if window::gate(event.id.unix_millis(), clock::unix_millis(), group.config.clock_skew) == Gate::Future {
+    let time = event.id.unix_millis();
+    if time.is_some_and(|time| window::gate(time, clock::unix_millis(), group.config.clock_skew) == Gate::Future) {
         return Outcome::permanent(Reason::Future, Failure::new("the event id's time lies in the future"));
     }
     let span = tracing::info_span!(

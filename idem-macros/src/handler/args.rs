@@ -4,7 +4,7 @@
 
 use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
 
-use super::keys::{self, KEYS, Key, Meant, Name, Runtime};
+use super::keys::{self, KEYS, Key, Meant, Name};
 use super::value::{self, Kind, Value, is_comma};
 use crate::diag::Diag;
 
@@ -43,21 +43,6 @@ impl RawArgs {
 
     pub fn is_presumed(&self, name: Name) -> bool {
         self.presumed.contains(&name)
-    }
-
-    /// Takes out what the runtime can't do yet, with an error for each.
-    pub fn refuse_unavailable(&mut self, diag: &mut Diag) {
-        self.given.retain(|given| {
-            let Key { word, about, runtime, .. } = given.key;
-            let way_out = match runtime {
-                Runtime::Available => return true,
-                Runtime::Only(value) if given.value.kind.is_written(value) => return true,
-                Runtime::Only(value) => format!("leave it out, or write `{word} = {value}`"),
-                Runtime::NotYet => "leave it out".to_owned(),
-            };
-            diag.error(given.span, format!("`{word}` is not available yet ({about})")).help(way_out);
-            false
-        });
     }
 }
 
@@ -169,8 +154,7 @@ fn unknown(ident: &Ident, word: &str, rest: &[TokenTree], diag: &mut Diag) -> Op
             format!("did you mean `{} = {value}`?", key.word)
         }
         (_, None) => {
-            let keys = KEYS.iter().filter(|key| key.runtime == Runtime::Available);
-            let words: Vec<String> = keys.map(|key| format!("`{}`", key.word)).collect();
+            let words: Vec<String> = KEYS.iter().map(|key| format!("`{}`", key.word)).collect();
             format!("the keys are {}", words.join(", "))
         }
     };
@@ -194,17 +178,6 @@ fn is_equals(tokens: &[TokenTree]) -> bool {
         _ => None,
     };
     punct(0) == Some('=') && !matches!(punct(1), Some('=' | '>'))
-}
-
-impl Kind {
-    /// Whether the value was written like this.
-    fn is_written(&self, value: &str) -> bool {
-        match self {
-            Self::Bool(given) => given.to_string() == value,
-            Self::Text(given) => format!("{given:?}") == value,
-            _ => false,
-        }
-    }
 }
 
 #[cfg(test)]
