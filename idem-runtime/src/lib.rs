@@ -17,6 +17,7 @@ mod group;
 mod handler;
 mod kafka;
 mod lane;
+pub mod ops;
 mod pg;
 mod pipeline;
 mod registry;
