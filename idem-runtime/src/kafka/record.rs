@@ -46,11 +46,7 @@ impl Record {
         headers::replace(
             self.headers.as_ref(),
             &[names::ATTEMPT, names::DUE_AT, names::REPLAYED_AT, names::REPLAY_COUNT],
-            &[
-                (names::ATTEMPT, b"0"),
-                (names::REPLAYED_AT, at.as_bytes()),
-                (names::REPLAY_COUNT, count.as_bytes()),
-            ],
+            &[(names::ATTEMPT, b"0"), (names::REPLAYED_AT, at.as_bytes()), (names::REPLAY_COUNT, count.as_bytes())],
         )
     }
 

@@ -185,12 +185,7 @@ pub struct Header {
 ///
 /// # Errors
 /// When the queue does not exist, or the broker is away.
-pub async fn list(
-    ops: &Ops,
-    group: &str,
-    filter: &Filter,
-    on_progress: OnProgress<'_>,
-) -> Result<Letters, OpsError> {
+pub async fn list(ops: &Ops, group: &str, filter: &Filter, on_progress: OnProgress<'_>) -> Result<Letters, OpsError> {
     let queue = Queue::open(ops, group, filter.at).await?;
     let ids = Ids::of_group(group);
     let mut tallies: BTreeMap<(Option<String>, Option<String>), Tally> = BTreeMap::new();

@@ -15,7 +15,9 @@ pub enum OpsError {
         source: sqlx::Error,
     },
     /// The library's tables are not there.
-    #[error("the database has no idem tables: run `idem migrate`, or look whether IDEM_DATABASE_URL names the right one")]
+    #[error(
+        "the database has no idem tables: run `idem migrate`, or look whether IDEM_DATABASE_URL names the right one"
+    )]
     NoTables,
     /// The broker is away, or refused.
     #[error("Kafka did not {what}: {source}. Is IDEM_KAFKA_BROKERS right, the broker up, and this client allowed to?")]
@@ -42,7 +44,9 @@ pub enum OpsError {
         partition: i32,
     },
     /// There is no such record.
-    #[error("topic `{topic}` has no record at partition {partition}, offset {offset}: `idem dlq replay --dry-run` lists them")]
+    #[error(
+        "topic `{topic}` has no record at partition {partition}, offset {offset}: `idem dlq replay --dry-run` lists them"
+    )]
     NoRecord {
         /// The topic.
         topic: String,

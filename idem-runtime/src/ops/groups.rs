@@ -122,7 +122,9 @@ pub async fn accept(ops: &Ops, group: &str) -> Result<Accepted, OpsError> {
 }
 
 fn refused(group: &str, error: KafkaError) -> OpsError {
-    use RDKafkaErrorCode::{FencedMemberEpoch, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch, UnknownMemberId};
+    use RDKafkaErrorCode::{
+        FencedMemberEpoch, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch, UnknownMemberId,
+    };
     match error.rdkafka_error_code() {
         Some(UnknownMemberId | IllegalGeneration | RebalanceInProgress | FencedMemberEpoch | StaleMemberEpoch) => {
             OpsError::GroupRunning { group: group.to_owned() }
