@@ -20,6 +20,7 @@ mod health;
 mod kafka;
 mod lane;
 mod money;
+pub mod ops;
 mod pg;
 mod pipeline;
 mod registry;

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use idem_runtime::Config;
+use idem_runtime::ops::Ops;
 use idem_runtime::prelude::*;
 use sqlx::PgPool;
 use tests::child::workspace_program;
@@ -132,7 +134,9 @@ async fn a_schema_that_no_handler_reads_stops_the_lane_and_the_rest_stays_in_the
     assert_eq!(env.kafka.read_all("schema.dlq").await.len(), 20);
 
     // A person does; the reason being the same, it stops again after as many.
-    sqlx::query("DELETE FROM lane_brake WHERE consumer_group = 'schema'").execute(&env.pool).await.unwrap();
+    let ops = Ops::new(Config::from_vars(env.variables()).unwrap());
+    let resumed = idem_runtime::ops::groups::resume(&ops, "schema").await.unwrap();
+    assert_eq!(resumed.len(), 1);
     eventually(LIMIT, "the brake once more", async || {
         env.kafka.read_all("schema.dlq").await.len() == 40 && stopped(&run)
     })

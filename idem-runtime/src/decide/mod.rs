@@ -9,6 +9,7 @@ pub(crate) mod offsets;
 pub(crate) mod outcome;
 pub(crate) mod position;
 pub(crate) mod progress;
+pub(crate) mod replay;
 pub(crate) mod retry;
 pub(crate) mod sql_error;
 pub(crate) mod step;

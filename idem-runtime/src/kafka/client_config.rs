@@ -48,14 +48,21 @@ pub(crate) fn consumer(config: &Config, group: &str) -> ClientConfig {
     client
 }
 
+/// Properties that mean something only to a member of a group.
+const MEMBERS_ONLY: [&str; 5] =
+    ["group.instance.id", "group.protocol", "session.timeout.ms", "max.poll.interval.ms", "heartbeat.interval.ms"];
+
+fn no_member(config: &Config) -> ClientConfig {
+    let mut client = with_users(base(config), config);
+    for property in MEMBERS_ONLY {
+        client.remove(property);
+    }
+    client
+}
+
 /// The producer of retries and dead letters.
 pub(crate) fn producer(config: &Config) -> ClientConfig {
-    let mut client = with_users(base(config), config);
-    for consumers_only in
-        ["group.instance.id", "group.protocol", "session.timeout.ms", "max.poll.interval.ms", "heartbeat.interval.ms"]
-    {
-        client.remove(consumers_only);
-    }
+    let mut client = no_member(config);
     client.set("enable.idempotence", "true");
     client.set("acks", "all");
     client.set("message.timeout.ms", "10000");
@@ -68,11 +75,19 @@ pub(crate) fn producer(config: &Config) -> ClientConfig {
 
 /// A client for topics and metadata.
 pub(crate) fn admin(config: &Config) -> ClientConfig {
-    let mut client = with_users(base(config), config);
-    for consumers_only in
-        ["group.instance.id", "group.protocol", "session.timeout.ms", "max.poll.interval.ms", "heartbeat.interval.ms"]
-    {
-        client.remove(consumers_only);
-    }
+    no_member(config)
+}
+
+/// A reader in a group's name that never joins it.
+pub(crate) fn observer(config: &Config, group: &str) -> ClientConfig {
+    let mut client = no_member(config);
+    client.set("group.id", group);
+    client.set("enable.auto.commit", "false");
+    client.set("enable.partition.eof", "true");
+    // Records may leave the log while it is read.
+    client.set("auto.offset.reset", "earliest");
+    client.set("queued.max.messages.kbytes", PREFETCH_KIB);
+    // What it asks for is there: no broker has to wait for more.
+    client.set("fetch.wait.max.ms", "10");
     client
 }

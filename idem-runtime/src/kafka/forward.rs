@@ -36,6 +36,10 @@ impl Report<'_> {
         ];
         headers.extend(self.origin.timestamp_millis.map(|millis| (names::ORIGIN_TIMESTAMP, millis.to_string())));
         headers.extend(self.due_at_millis.map(|millis| (names::DUE_AT, millis.to_string())));
+        if let Some(replay) = self.origin.replay {
+            headers.push((names::REPLAYED_AT, replay.at_millis.to_string()));
+            headers.push((names::REPLAY_COUNT, replay.count.to_string()));
+        }
         headers.extend(self.reason.map(|reason| (names::REASON, reason.as_str().to_owned())));
         headers
     }

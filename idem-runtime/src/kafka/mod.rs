@@ -6,6 +6,7 @@ pub(crate) mod consumer;
 pub(crate) mod forward;
 pub(crate) mod headers;
 pub(crate) mod names;
+pub(crate) mod observer;
 pub(crate) mod producer;
 pub(crate) mod record;
 

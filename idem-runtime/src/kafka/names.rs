@@ -26,7 +26,7 @@ pub(crate) fn dlq_topic(group: &str) -> String {
 }
 
 /// The library's own headers. A record that moves on loses what it carries of these, and nothing else.
-pub(crate) const OWN_HEADERS: [&str; 10] = [
+pub(crate) const OWN_HEADERS: [&str; 12] = [
     ORIGIN_TOPIC,
     ORIGIN_PARTITION,
     ORIGIN_OFFSET,
@@ -37,6 +37,8 @@ pub(crate) const OWN_HEADERS: [&str; 10] = [
     HANDLER,
     ERROR,
     REASON,
+    REPLAYED_AT,
+    REPLAY_COUNT,
 ];
 pub(crate) const ORIGIN_TOPIC: &str = "idem-origin-topic";
 pub(crate) const ORIGIN_PARTITION: &str = "idem-origin-partition";
@@ -48,6 +50,8 @@ pub(crate) const FIRST_FAILED_AT: &str = "idem-first-failed-at";
 pub(crate) const HANDLER: &str = "idem-handler";
 pub(crate) const ERROR: &str = "idem-error";
 pub(crate) const REASON: &str = "idem-reason";
+pub(crate) const REPLAYED_AT: &str = "idem-replayed-at";
+pub(crate) const REPLAY_COUNT: &str = "idem-replay-count";
 pub(crate) const TRACEPARENT: &str = "traceparent";
 
 #[cfg(test)]

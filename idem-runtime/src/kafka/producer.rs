@@ -1,5 +1,6 @@
 //! Publishing to a group's own topics.
 
+use std::future::Future;
 use std::time::Duration;
 
 use rdkafka::client::ClientContext;
@@ -71,24 +72,43 @@ impl Producer {
         payload: Option<&[u8]>,
         headers: OwnedHeaders,
     ) -> Result<(), PublishError> {
-        let record = FutureRecord::<[u8], [u8]> {
-            topic,
-            partition: None,
-            payload,
-            key,
-            timestamp: None,
-            headers: Some(headers),
-        };
-        match self.inner.send(record, Duration::from_secs(10)).await {
-            Ok(_) => Ok(()),
-            Err((error, _)) => Err(match error.rdkafka_error_code() {
-                Some(RDKafkaErrorCode::MessageSizeTooLarge) => PublishError::TooLarge,
-                Some(RDKafkaErrorCode::Fatal) => PublishError::Fatal(error),
-                _ => match self.inner.client().fatal_error() {
-                    Some((code, _)) => PublishError::Fatal(KafkaError::MessageProduction(code)),
-                    None => PublishError::Unavailable(error),
-                },
-            }),
+        let sent = self.inner.send(record(topic, key, payload, headers), Duration::from_secs(10)).await;
+        sent.map(drop).map_err(|(error, _)| self.refused(error))
+    }
+
+    /// Queues a record at once, so that records leave in the order of the calls, and gives its
+    /// acknowledgement.
+    pub(crate) fn enqueue(
+        &self,
+        topic: &str,
+        key: Option<&[u8]>,
+        payload: Option<&[u8]>,
+        headers: OwnedHeaders,
+    ) -> impl Future<Output = Result<(), PublishError>> + use<> {
+        let queued = self.inner.send_result(record(topic, key, payload, headers)).map_err(|(error, _)| error);
+        let producer = self.clone();
+        async move {
+            let answer = match queued {
+                Ok(delivery) => delivery.await.map(|answer| answer.map_err(|(error, _)| error)),
+                Err(error) => Ok(Err(error)),
+            };
+            match answer {
+                Ok(Ok(_)) => Ok(()),
+                Ok(Err(error)) => Err(producer.refused(error)),
+                // The producer is gone before its record: nobody knows.
+                Err(_canceled) => Err(PublishError::Unavailable(KafkaError::Canceled)),
+            }
+        }
+    }
+
+    fn refused(&self, error: KafkaError) -> PublishError {
+        match error.rdkafka_error_code() {
+            Some(RDKafkaErrorCode::MessageSizeTooLarge) => PublishError::TooLarge,
+            Some(RDKafkaErrorCode::Fatal) => PublishError::Fatal(error),
+            _ => match self.inner.client().fatal_error() {
+                Some((code, _)) => PublishError::Fatal(KafkaError::MessageProduction(code)),
+                None => PublishError::Unavailable(error),
+            },
         }
     }
 
@@ -97,4 +117,13 @@ impl Producer {
         let producer = self.inner.clone();
         let _ = super::on_thread(move || producer.flush(bound)).await;
     }
+}
+
+fn record<'a>(
+    topic: &'a str,
+    key: Option<&'a [u8]>,
+    payload: Option<&'a [u8]>,
+    headers: OwnedHeaders,
+) -> FutureRecord<'a, [u8], [u8]> {
+    FutureRecord { topic, partition: None, payload, key, timestamp: None, headers: Some(headers) }
 }

@@ -39,6 +39,17 @@ impl Record {
         self.headers.as_ref().map(|headers| headers::read(headers.as_borrowed())).unwrap_or_default()
     }
 
+    /// The headers for another way through the group: attempts begin anew and nothing is waited for;
+    /// origin, first failure and the reason of the dead letter stay.
+    pub(crate) fn headers_for_replay(&self, replay: Replay) -> OwnedHeaders {
+        let (count, at) = (replay.count.to_string(), replay.at_millis.to_string());
+        headers::replace(
+            self.headers.as_ref(),
+            &[names::ATTEMPT, names::DUE_AT, names::REPLAYED_AT, names::REPLAY_COUNT],
+            &[(names::ATTEMPT, b"0"), (names::REPLAYED_AT, at.as_bytes()), (names::REPLAY_COUNT, count.as_bytes())],
+        )
+    }
+
     /// The headers with the library's own replaced by these.
     pub(crate) fn headers_with(&self, own: &[(&str, &[u8])]) -> OwnedHeaders {
         headers::replace(self.headers.as_ref(), &names::OWN_HEADERS, own)
@@ -55,6 +66,18 @@ pub(crate) struct Origin {
     pub attempt: u32,
     pub due_at_millis: Option<u64>,
     pub first_failed_at_millis: Option<u64>,
+    /// `None`: never replayed from the dead letter queue.
+    pub replay: Option<Replay>,
+}
+
+/// That an event was replayed from the dead letter queue. It stays with the event over retries and
+/// the next dead letter, in two headers, however often it goes round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Replay {
+    /// How often by now.
+    pub count: u32,
+    /// When last.
+    pub at_millis: u64,
 }
 
 impl Origin {
@@ -68,6 +91,7 @@ impl Origin {
             attempt: 0,
             due_at_millis: None,
             first_failed_at_millis: None,
+            replay: None,
         }
     }
 
@@ -86,6 +110,10 @@ impl Origin {
             attempt: text(names::ATTEMPT)?.parse().ok()?,
             due_at_millis: text(names::DUE_AT).and_then(|millis| millis.parse().ok()),
             first_failed_at_millis: text(names::FIRST_FAILED_AT).and_then(|millis| millis.parse().ok()),
+            replay: text(names::REPLAY_COUNT)
+                .and_then(|count| count.parse().ok())
+                .zip(text(names::REPLAYED_AT).and_then(|millis| millis.parse().ok()))
+                .map(|(count, at_millis)| Replay { count, at_millis }),
         })
     }
 }
@@ -138,6 +166,41 @@ mod tests {
         headers.remove(3);
         assert_eq!(Origin::of_own(&headers), None);
         assert_eq!(Origin::of_own(&[header(names::ORIGIN_TOPIC, b"\xff")]), None);
+    }
+
+    #[test]
+    fn a_replay_begins_attempts_anew_and_stays_as_long_however_often_it_happens() {
+        let foreign = (b"\xff\xfe".to_vec(), Some(b"\x00\x01".to_vec()));
+        let raw = [
+            foreign.clone(),
+            header(names::ORIGIN_TOPIC, b"orders"),
+            header(names::ORIGIN_PARTITION, b"5"),
+            header(names::ORIGIN_OFFSET, b"42"),
+            header(names::ATTEMPT, b"4"),
+            header(names::DUE_AT, b"1000"),
+            header(names::FIRST_FAILED_AT, b"900"),
+            header(names::REASON, b"exhausted"),
+        ];
+        let mut record = Record {
+            topic: "g.dlq".into(),
+            partition: 0,
+            offset: 0,
+            timestamp_millis: None,
+            key: None,
+            payload: None,
+            headers: Some(headers::from_raw(&raw)),
+        };
+        let mut sizes = Vec::new();
+        for count in 1..=9 {
+            record.headers = Some(record.headers_for_replay(Replay { count, at_millis: 2_000 }));
+            let now = record.raw_headers();
+            assert!(now.contains(&foreign));
+            sizes.push(now.len());
+            let origin = Origin::of_own(&now).unwrap();
+            assert_eq!((origin.attempt, origin.due_at_millis, origin.first_failed_at_millis), (0, None, Some(900)));
+            assert_eq!(origin.replay, Some(Replay { count, at_millis: 2_000 }));
+        }
+        assert_eq!(sizes, [9; 9]);
     }
 
     #[test]

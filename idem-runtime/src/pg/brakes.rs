@@ -38,3 +38,13 @@ pub(crate) async fn engaged(
             .await?;
     Ok(rows.into_iter().map(|(topic, number, reason)| (Partition { topic: topic.into(), number }, reason)).collect())
 }
+
+/// Releases the brakes of a group. Returns the lanes that go on.
+pub(crate) async fn release(connection: &mut PgConnection, group: &str) -> Result<Vec<Partition>, sqlx::Error> {
+    let rows: Vec<(String, i32)> =
+        sqlx::query_as("DELETE FROM lane_brake WHERE consumer_group = $1 RETURNING topic, partition")
+            .bind(group)
+            .fetch_all(connection)
+            .await?;
+    Ok(rows.into_iter().map(|(topic, number)| Partition { topic: topic.into(), number }).collect())
+}

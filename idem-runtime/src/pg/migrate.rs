@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use sqlx::migrate::{Migration, MigrationType, Migrator};
-use sqlx::{PgPool, SqlSafeStr};
+use sqlx::{PgConnection, PgPool, SqlSafeStr};
 use uuid::Uuid;
 
 /// Never the user's `_sqlx_migrations`.
@@ -30,6 +30,22 @@ pub(crate) async fn migrate(pool: &PgPool) -> Result<(), sqlx::Error> {
         sqlx::migrate::MigrateError::Execute(error) | sqlx::migrate::MigrateError::ExecuteMigration(error, _) => error,
         other => sqlx::Error::Migrate(Box::new(other)),
     })
+}
+
+/// The migrations of this program: version and name.
+pub(crate) fn all() -> impl Iterator<Item = (i64, &'static str)> {
+    MIGRATIONS.iter().map(|&(version, name, _)| (version, name))
+}
+
+/// The migrations that were applied: version, name, and when in milliseconds since the Unix epoch.
+pub(crate) async fn applied(connection: &mut PgConnection) -> Result<Vec<(i64, String, i64)>, sqlx::Error> {
+    // The name is that of `BOOKKEEPING`.
+    sqlx::query_as(
+        "SELECT version, description, (extract(epoch FROM installed_on) * 1000)::bigint \
+           FROM idem_migration WHERE success ORDER BY version",
+    )
+    .fetch_all(connection)
+    .await
 }
 
 /// Whether every table the library needs is there.

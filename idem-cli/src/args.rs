@@ -1,0 +1,158 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+use idem_runtime::ops::dlq::Filter;
+use uuid::Uuid;
+
+/// Looks after the groups of idem: dead letters and their replay, offsets, migrations.
+///
+/// Configured by the environment, as the programs it looks after: IDEM_DATABASE_URL,
+/// IDEM_KAFKA_BROKERS and what else they have. Payloads and keys are never printed unless asked for.
+///
+/// Exit status: 0 done, 1 failed, 2 the command line is wrong.
+#[derive(Debug, Parser)]
+#[command(name = "idem", version)]
+pub struct Cli {
+    /// One JSON document on standard output, in place of tables.
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Bring the schema up to date.
+    Migrate,
+    /// Schema, dedup table, and how far each group is behind.
+    Status,
+    /// Where a group is, as Kafka and the database know it, and where it would start.
+    Offsets {
+        #[command(flatten)]
+        group: Group,
+    },
+    /// The groups that the database knows, and orders to one.
+    #[command(subcommand)]
+    Group(GroupCommand),
+    /// Dead letters.
+    #[command(subcommand)]
+    Dlq(DlqCommand),
+    /// The settings.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum GroupCommand {
+    /// List the groups.
+    List,
+    /// Let a stopped group go on with this database, though its offsets name another one.
+    Accept {
+        /// The group.
+        group: String,
+        /// Don't ask. Required where nobody can be asked.
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DlqCommand {
+    /// Count dead letters by reason and handler.
+    List {
+        #[command(flatten)]
+        group: Group,
+        #[command(flatten)]
+        letters: Letters,
+    },
+    /// Show one dead letter: its headers, and what is known of its event.
+    Show {
+        #[command(flatten)]
+        group: Group,
+        /// Its partition of the dead letter queue.
+        #[arg(long)]
+        partition: i32,
+        /// Its offset in it.
+        #[arg(long)]
+        offset: i64,
+        /// Key and value too.
+        #[arg(long)]
+        payload: bool,
+    },
+    /// Send dead letters through the group once more.
+    ///
+    /// Reads up to the end of the queue seen at the beginning. What the group has processed is skipped,
+    /// so it can be repeated harmlessly.
+    Replay {
+        #[command(flatten)]
+        group: Group,
+        #[command(flatten)]
+        letters: Letters,
+        /// Only the one at this partition of the dead letter queue.
+        #[arg(long, requires = "offset")]
+        partition: Option<i32>,
+        /// Only the one at this offset in it.
+        #[arg(long, requires = "partition")]
+        offset: Option<i64>,
+        /// At most so many.
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+        limit: Option<u64>,
+        /// Only tell what would be done.
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Check the settings, and show those in effect without their secrets.
+    Check,
+}
+
+#[derive(Debug, Args)]
+pub struct Group {
+    /// The consumer group.
+    #[arg(long)]
+    pub group: String,
+}
+
+/// Which dead letters.
+#[derive(Debug, Args)]
+pub struct Letters {
+    /// Only those with this reason, such as `permanent` or `exhausted`.
+    #[arg(long)]
+    reason: Option<String>,
+    /// Only those of this handler.
+    #[arg(long)]
+    handler: Option<String>,
+    /// Only those of this event.
+    #[arg(long)]
+    event_id: Option<Uuid>,
+}
+
+impl Letters {
+    pub fn filter(self, at: Option<(i32, i64)>) -> Filter {
+        Filter { reason: self.reason, handler: self.handler, event_id: self.event_id, at }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_place_is_a_partition_and_an_offset() {
+        let replay = |rest: &[&str]| Cli::try_parse_from([&["idem", "dlq", "replay", "--group", "g"], rest].concat());
+        assert!(replay(&["--partition", "1", "--offset", "2", "--dry-run", "--json"]).is_ok());
+        for wrong in [&["--partition", "1"][..], &["--offset", "1"], &["--limit", "0"], &["--event-id", "x"]] {
+            assert_eq!(replay(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");
+        }
+    }
+}

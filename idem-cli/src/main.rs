@@ -1,0 +1,116 @@
+//! `idem`, the operator's command. What it does is in `idem_runtime::ops`; here it is asked for and
+//! printed.
+
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used))]
+
+mod accept;
+mod args;
+mod progress;
+mod report;
+mod table;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Parser;
+use idem_runtime::ops::{Ops, OpsError, dlq, groups, offsets, replay, settings, status};
+use idem_runtime::{Config, ConfigErrors};
+
+use args::{Cli, Command, ConfigCommand, DlqCommand, GroupCommand};
+use progress::Progress;
+use report::{Groups, Report, Settings};
+
+/// Why the command failed.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Ops(#[from] OpsError),
+    #[error("{0}")]
+    Settings(#[from] ConfigErrors),
+    #[error("accepting a database is not asked for here, where nobody can answer: add --yes")]
+    NobodyToAsk,
+    #[error("nothing was changed")]
+    Declined,
+    #[error("can't write to standard output: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+impl Failure {
+    fn status(&self) -> ExitCode {
+        match self {
+            // The command line lacks something.
+            Self::NobodyToAsk => ExitCode::from(2),
+            _ => ExitCode::FAILURE,
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(cli).await {
+        Ok(status) => status,
+        Err(failure) => {
+            eprintln!("idem: {failure}");
+            failure.status()
+        }
+    }
+}
+
+async fn run(Cli { json, command }: Cli) -> Result<ExitCode, Failure> {
+    if let Command::Config(ConfigCommand::Check) = command {
+        return check_settings(json);
+    }
+    let ops = Ops::new(Config::from_env()?);
+    let progress = Progress::new();
+    let report: Box<dyn Report> = match command {
+        Command::Migrate => Box::new(status::migrate(&ops).await?),
+        Command::Status => Box::new(status::status(&ops).await?),
+        Command::Offsets { group } => Box::new(offsets::offsets(&ops, &group.group).await?),
+        Command::Group(GroupCommand::List) => Box::new(Groups { groups: groups::list(&ops).await? }),
+        Command::Group(GroupCommand::Accept { group, yes }) => {
+            accept::confirm(&group, yes)?;
+            Box::new(groups::accept(&ops, &group).await?)
+        }
+        Command::Dlq(DlqCommand::List { group, letters }) => {
+            Box::new(dlq::list(&ops, &group.group, &letters.filter(None), &mut progress.reading()).await?)
+        }
+        Command::Dlq(DlqCommand::Show { group, partition, offset, payload }) => {
+            Box::new(dlq::show(&ops, &group.group, (partition, offset), payload).await?)
+        }
+        Command::Dlq(DlqCommand::Replay { group, letters, partition, offset, limit, dry_run }) => {
+            let filter = letters.filter(partition.zip(offset));
+            let options = replay::Options { filter, limit, dry_run };
+            Box::new(replay::replay(&ops, &group.group, &options, &mut progress.reading()).await?)
+        }
+        Command::Config(ConfigCommand::Check) => return check_settings(json),
+    };
+    progress.done();
+    print(&*report, json)?;
+    Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn check_settings(json: bool) -> Result<ExitCode, Failure> {
+    match Config::from_env() {
+        Ok(config) => {
+            print(&Settings::right(settings::of(&config)), json)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(errors) if json => {
+            print(&Settings::wrong(errors), json)?;
+            Ok(ExitCode::FAILURE)
+        }
+        Err(errors) => Err(errors.into()),
+    }
+}
+
+fn print(report: &dyn Report, json: bool) -> Result<(), Failure> {
+    let text = if json { report.json() } else { report.text() };
+    match writeln!(std::io::stdout(), "{text}") {
+        // Whoever read it has seen enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}

@@ -1,0 +1,99 @@
+//! Why an operator's question or order failed, and what to do.
+
+use rdkafka::error::KafkaError;
+
+/// What failed, where, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpsError {
+    /// The database is away, or refused.
+    #[error("the database did not {what}: {source}. Is IDEM_DATABASE_URL right, and the server up?")]
+    Database {
+        /// What was asked of it.
+        what: &'static str,
+        /// What it said.
+        source: sqlx::Error,
+    },
+    /// The library's tables are not there.
+    #[error(
+        "the database has no idem tables: run `idem migrate`, or look whether IDEM_DATABASE_URL names the right one"
+    )]
+    NoTables,
+    /// The broker is away, or refused.
+    #[error("Kafka did not {what}: {source}. Is IDEM_KAFKA_BROKERS right, the broker up, and this client allowed to?")]
+    Kafka {
+        /// What was asked of it.
+        what: String,
+        /// What it said.
+        source: KafkaError,
+    },
+    /// A topic is missing.
+    #[error("topic `{topic}` does not exist: {hint}")]
+    NoTopic {
+        /// The topic.
+        topic: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A partition can't be read now.
+    #[error("partition {partition} of topic `{topic}` has no leader: wait until the broker that holds it is back")]
+    NoLeader {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: i32,
+    },
+    /// There is no such record.
+    #[error(
+        "topic `{topic}` has no record at partition {partition}, offset {offset}: `idem dlq replay --dry-run` lists them"
+    )]
+    NoRecord {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: i32,
+        /// The offset.
+        offset: i64,
+    },
+    /// Nobody knows the group.
+    #[error("neither Kafka nor the database knows a position of group `{group}`: `idem group list` shows the groups")]
+    NoGroup {
+        /// The group.
+        group: String,
+    },
+    /// The order is only for a group without members.
+    #[error("group `{group}` has running members: stop them first")]
+    GroupRunning {
+        /// The group.
+        group: String,
+    },
+    /// A replay could not go on.
+    #[error(
+        "stopped after {replayed} replayed: topic `{topic}` did not take a record ({source}). Run it again when the \
+         cause is gone: what has been processed by then is skipped"
+    )]
+    ReplayStopped {
+        /// Records that were acknowledged before.
+        replayed: u64,
+        /// The replay topic.
+        topic: String,
+        /// What the producer said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl OpsError {
+    pub(crate) fn database(what: &'static str, source: sqlx::Error) -> Self {
+        const UNDEFINED_TABLE: &str = "42P01";
+        match &source {
+            sqlx::Error::Database(db) if db.code().as_deref() == Some(UNDEFINED_TABLE) => Self::NoTables,
+            _ => Self::Database { what, source },
+        }
+    }
+
+    /// For `map_err`: a question to the broker.
+    pub(crate) fn kafka(what: impl Into<String>) -> impl FnOnce(KafkaError) -> Self {
+        let what = what.into();
+        move |source| Self::Kafka { what, source }
+    }
+}

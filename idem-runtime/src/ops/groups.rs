@@ -1,0 +1,183 @@
+//! The groups that a database knows, and orders to a group.
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::{Ops, OpsError, Timestamp};
+use crate::decide::position::CommittedBy;
+use crate::kafka::consumer::Partition;
+use crate::pg::brakes;
+
+/// A group of `consumer_progress`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Group {
+    /// Its name.
+    pub group: String,
+    /// The topics it has positions on, its retry and replay topics included.
+    pub topics: Vec<String>,
+    /// How many partitions they have.
+    pub partitions: i64,
+    /// When it last recorded that it moved, or was taken over.
+    pub updated_at: Timestamp,
+}
+
+/// The groups that the database knows.
+///
+/// # Errors
+/// When the database is away, or has no tables.
+pub async fn list(ops: &Ops) -> Result<Vec<Group>, OpsError> {
+    ops.database("list the groups", |connection| {
+        Box::pin(async move {
+            let rows: Vec<(String, Vec<String>, i64, i64)> = sqlx::query_as(
+                "SELECT consumer_group, array_agg(DISTINCT topic ORDER BY topic), count(*), \
+                        (extract(epoch FROM max(updated_at)) * 1000)::bigint \
+                   FROM consumer_progress GROUP BY consumer_group ORDER BY consumer_group",
+            )
+            .fetch_all(connection)
+            .await?;
+            let group = |(group, topics, partitions, updated_at): (String, Vec<String>, i64, i64)| Group {
+                group,
+                topics,
+                partitions,
+                updated_at: Timestamp(updated_at.unsigned_abs()),
+            };
+            Ok(rows.into_iter().map(group).collect())
+        })
+    })
+    .await
+}
+
+/// A lane that was stopped because everything in it went to the dead letter queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct StoppedLane {
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: i32,
+}
+
+/// Lets the stopped lanes of a group go on, within a second or two. Returns them.
+///
+/// # Errors
+/// When the database is away, or has no tables.
+pub async fn resume(ops: &Ops, group: &str) -> Result<Vec<StoppedLane>, OpsError> {
+    let group = group.to_owned();
+    let released = ops.database("release the brakes of a group", |connection| {
+        Box::pin(async move { brakes::release(connection, &group).await })
+    });
+    let lane = |Partition { topic, number }| StoppedLane { topic: topic.to_string(), partition: number };
+    Ok(released.await?.into_iter().map(lane).collect())
+}
+
+/// What [`accept`] changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Accepted {
+    /// The group.
+    pub group: String,
+    /// The lineage of the database in use, which Kafka's offsets name now.
+    pub lineage: Uuid,
+    /// The partitions whose offsets named another one.
+    pub partitions: Vec<AcceptedPartition>,
+}
+
+/// A partition whose committed offset named another database.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AcceptedPartition {
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: i32,
+    /// Kafka's offset, which stays.
+    pub offset: i64,
+    /// The lineage it named.
+    pub theirs: Uuid,
+}
+
+/// Lets a stopped group go on with the database in use, though its offsets were committed for
+/// another one. Where this database knows a position of the group, it will start there; where it
+/// does not, at Kafka's offset, which is recorded.
+///
+/// # Errors
+/// When the group has running members or nobody knows it, or a server is away. It may be run again.
+pub async fn accept(ops: &Ops, group: &str) -> Result<Accepted, OpsError> {
+    let lineage: Uuid = ops
+        .database("tell its lineage", |connection| {
+            Box::pin(async move { sqlx::query_scalar("SELECT id FROM idem_lineage").fetch_one(connection).await })
+        })
+        .await?;
+    let observer = ops.observer(group);
+    let cluster = observer.partitions().await.map_err(OpsError::kafka("list its topics"))?;
+    let asked = cluster.into_keys().filter(|partition| !partition.topic.starts_with("__")).collect();
+    let committed = observer.committed(asked).await.map_err(OpsError::kafka("tell the group's offsets"))?;
+    if committed.is_empty() {
+        return Err(OpsError::NoGroup { group: group.to_owned() });
+    }
+    let mut others: Vec<(Partition, i64, Uuid)> = committed
+        .into_iter()
+        .filter_map(|(partition, (offset, metadata))| match CommittedBy::parse(&metadata) {
+            CommittedBy::Lineage(theirs) if theirs != lineage => Some((partition, offset, theirs)),
+            CommittedBy::Lineage(_) | CommittedBy::Other => None,
+        })
+        .collect();
+    others.sort_unstable();
+    if !others.is_empty() {
+        let commit = |whose: fn(Uuid, Uuid) -> Uuid| {
+            let offsets = others.iter().map(|(partition, offset, theirs)| {
+                (partition.clone(), *offset, CommittedBy::metadata(whose(lineage, *theirs)))
+            });
+            observer.commit(offsets.collect())
+        };
+        // What is there already, first: the broker refuses it while the group has members, and then
+        // nothing may be recorded.
+        commit(|_, theirs| theirs).await.map_err(|error| refused(group, error))?;
+        // A partition without a row would start at the log's beginning once the lineage is this one.
+        record(ops, group, &others).await?;
+        commit(|ours, _| ours).await.map_err(|error| refused(group, error))?;
+    }
+    let accepted = |(partition, offset, theirs): (Partition, i64, Uuid)| AcceptedPartition {
+        topic: partition.topic.to_string(),
+        partition: partition.number,
+        offset,
+        theirs,
+    };
+    Ok(Accepted { group: group.to_owned(), lineage, partitions: others.into_iter().map(accepted).collect() })
+}
+
+fn refused(group: &str, error: KafkaError) -> OpsError {
+    use RDKafkaErrorCode::{
+        FencedMemberEpoch, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch, UnknownMemberId,
+    };
+    match error.rdkafka_error_code() {
+        Some(UnknownMemberId | IllegalGeneration | RebalanceInProgress | FencedMemberEpoch | StaleMemberEpoch) => {
+            OpsError::GroupRunning { group: group.to_owned() }
+        }
+        _ => OpsError::kafka("take the group's offsets")(error),
+    }
+}
+
+/// Records Kafka's offsets where the database knows none.
+async fn record(ops: &Ops, group: &str, offsets: &[(Partition, i64, Uuid)]) -> Result<(), OpsError> {
+    let group = group.to_owned();
+    let topics: Vec<String> = offsets.iter().map(|(partition, ..)| partition.topic.to_string()).collect();
+    let numbers: Vec<i32> = offsets.iter().map(|(partition, ..)| partition.number).collect();
+    let offsets: Vec<i64> = offsets.iter().map(|(_, offset, _)| *offset).collect();
+    ops.database("record the group's positions", move |connection| {
+        Box::pin(async move {
+            sqlx::query(
+                "INSERT INTO consumer_progress (consumer_group, topic, partition, epoch, next_offset) \
+                 SELECT $1, topic, partition, 0, next_offset \
+                   FROM unnest($2::text[], $3::int[], $4::bigint[]) AS new(topic, partition, next_offset) \
+                 ON CONFLICT DO NOTHING",
+            )
+            .bind(group)
+            .bind(topics)
+            .bind(numbers)
+            .bind(offsets)
+            .execute(connection)
+            .await
+            .map(drop)
+        })
+    })
+    .await
+}

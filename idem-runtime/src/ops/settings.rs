@@ -1,0 +1,94 @@
+//! The settings in effect, without their secrets.
+
+use serde::Serialize;
+
+use crate::config::{Config, OffsetReset, Unmatched};
+
+/// A setting in effect.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Setting {
+    /// The variable it comes from, or would.
+    pub variable: String,
+    /// Its value, or `[redacted]`.
+    pub value: String,
+}
+
+const REDACTED: &str = "[redacted]";
+
+/// The settings in effect, defaults included. A Kafka property's value is never told: which of them
+/// are secrets is librdkafka's to know.
+///
+/// ```
+/// use idem_runtime::{Config, ops::settings};
+///
+/// let config = Config::from_vars([
+///     ("IDEM_DATABASE_URL", "postgres://app:secret@db/app"),
+///     ("IDEM_KAFKA_BROKERS", "kafka:9092"),
+/// ]).unwrap();
+/// let settings = settings::of(&config);
+/// assert_eq!(settings[0].value, "postgres://[redacted]@db:5432/app");
+/// assert!(settings.iter().any(|setting| setting.variable == "IDEM_POOL_SIZE" && setting.value == "16"));
+/// ```
+#[must_use]
+pub fn of(config: &Config) -> Vec<Setting> {
+    let duration = |duration| humantime::format_duration(duration).to_string();
+    let retry: Vec<String> = config.retry.iter().map(|tier| crate::decide::retry::delay_name(*tier)).collect();
+    let database = format!(
+        "postgres://{REDACTED}@{}:{}/{}",
+        config.database.get_host(),
+        config.database.get_port(),
+        config.database.get_database().unwrap_or_default()
+    );
+    let reset = match config.auto_offset_reset {
+        OffsetReset::Earliest => "earliest",
+        OffsetReset::Latest => "latest",
+    };
+    let unmatched = match config.unmatched {
+        Unmatched::Skip => "skip",
+        Unmatched::DeadLetter => "dlq",
+    };
+    let accepted = config.accept_database.map(|lineage| lineage.to_string()).unwrap_or_default();
+    let mut settings: Vec<Setting> = [
+        ("IDEM_DATABASE_URL", database),
+        ("IDEM_POOL_SIZE", config.pool_size.to_string()),
+        ("IDEM_KAFKA_BROKERS", config.brokers.clone()),
+        ("IDEM_CLIENT_ID", config.client_id.clone()),
+        ("IDEM_AUTO_OFFSET_RESET", reset.to_owned()),
+        ("IDEM_UNMATCHED", unmatched.to_owned()),
+        ("IDEM_RETRY", retry.join(",")),
+        ("IDEM_DEDUP_CLOCK_SKEW", duration(config.clock_skew)),
+        ("IDEM_DEDUP_MAX_HOLD", duration(config.max_hold)),
+        ("IDEM_MIGRATE", config.migrate.to_string()),
+        ("IDEM_CREATE_TOPICS", config.create_topics.to_string()),
+        ("IDEM_SHUTDOWN_GRACE", duration(config.shutdown_grace)),
+        ("IDEM_ERROR_TEXT", config.error_text.to_string()),
+        ("IDEM_ACCEPT_DATABASE", accepted),
+    ]
+    .into_iter()
+    .map(|(variable, value)| Setting { variable: variable.to_owned(), value })
+    .collect();
+    settings.extend(config.kafka.keys().map(|property| Setting {
+        variable: format!("IDEM_KAFKA_{}", property.to_ascii_uppercase().replace('.', "_")),
+        value: REDACTED.to_owned(),
+    }));
+    settings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_secret_is_told() {
+        let secret = "sentinel-4711";
+        let config = Config::from_vars([
+            ("IDEM_DATABASE_URL", format!("postgres://{secret}:{secret}@db/app")),
+            ("IDEM_KAFKA_BROKERS", "kafka:9092".to_owned()),
+            ("IDEM_KAFKA_SASL_PASSWORD", secret.to_owned()),
+        ])
+        .unwrap();
+        let told = serde_json::to_string(&of(&config)).unwrap();
+        assert!(!told.contains(secret), "{told}");
+        assert!(told.contains("IDEM_KAFKA_SASL_PASSWORD"), "{told}");
+    }
+}

@@ -1,0 +1,154 @@
+//! The state of the whole: schema, dedup table, groups. And [`migrate`], which brings the schema up
+//! to date.
+
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::groups::{self, Group};
+use super::{Ops, OpsError, Timestamp, offsets};
+use crate::pg::{migrate as migrations, partitions};
+
+/// The state of the whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// The database.
+    pub schema: Schema,
+    /// The dedup table.
+    pub dedup: Dedup,
+    /// The groups that the database knows.
+    pub groups: Vec<GroupStatus>,
+    /// Why there are no lags.
+    pub kafka_error: Option<String>,
+}
+
+/// The schema of the library's tables.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Schema {
+    /// The identity of this database, which a restored copy shares.
+    pub lineage: Uuid,
+    /// Migrations that were applied.
+    pub applied: Vec<Migration>,
+    /// Migrations of this program that were not, by name.
+    pub pending: Vec<String>,
+}
+
+/// An applied migration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Migration {
+    /// Its number.
+    pub version: i64,
+    /// Its name.
+    pub name: String,
+    /// When it was applied.
+    pub applied_at: Timestamp,
+}
+
+/// The dedup table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Dedup {
+    /// Its partitions.
+    pub partitions: i64,
+    /// Those of one day each.
+    pub days: i64,
+    /// The first of these days, in UTC.
+    pub first_day: Option<String>,
+    /// The last one.
+    pub last_day: Option<String>,
+    /// Rows, as the server's statistics estimate them.
+    pub estimated_rows: i64,
+    /// Its size with all indexes.
+    pub bytes: i64,
+}
+
+/// A group and how far it is behind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GroupStatus {
+    /// The group.
+    #[serde(flatten)]
+    pub group: Group,
+    /// Events that are not handled yet. None: see [`Status::kafka_error`].
+    pub lag: Option<i64>,
+}
+
+/// The state of the whole. A broker that is away leaves the lags out.
+///
+/// # Errors
+/// When the database is away, or has no tables.
+pub async fn status(ops: &Ops) -> Result<Status, OpsError> {
+    let schema = schema(ops).await?;
+    let dedup = dedup(ops).await?;
+    let mut status = Status { schema, dedup, groups: Vec::new(), kafka_error: None };
+    for group in groups::list(ops).await? {
+        // One failure is enough: each costs a timeout.
+        let lag = match status.kafka_error {
+            None => offsets::offsets(ops, &group.group).await.map(|offsets| offsets.lag),
+            Some(_) => {
+                status.groups.push(GroupStatus { group, lag: None });
+                continue;
+            }
+        };
+        let lag = lag.inspect_err(|error| status.kafka_error = Some(error.to_string())).ok();
+        status.groups.push(GroupStatus { group, lag });
+    }
+    Ok(status)
+}
+
+/// Brings the schema up to date and attaches the dedup table's coming days. Returns what is there now.
+///
+/// # Errors
+/// When the database is away, or refuses.
+pub async fn migrate(ops: &Ops) -> Result<Schema, OpsError> {
+    let pool = &ops.pools.service;
+    let failed = |error| OpsError::database("apply the migrations", error);
+    migrations::migrate(pool).await.map_err(failed)?;
+    let ahead = partitions::days_ahead(ops.config.clock_skew);
+    partitions::attach_ahead(pool, ahead).await.map_err(failed)?;
+    schema(ops).await
+}
+
+async fn schema(ops: &Ops) -> Result<Schema, OpsError> {
+    let (lineage, applied): (Uuid, Vec<(i64, String, i64)>) = ops
+        .database("tell its schema", |connection| {
+            Box::pin(async move {
+                let lineage = sqlx::query_scalar("SELECT id FROM idem_lineage").fetch_one(&mut *connection).await?;
+                let applied = migrations::applied(connection).await?;
+                Ok((lineage, applied))
+            })
+        })
+        .await?;
+    let is_applied = |version: i64| applied.iter().any(|(found, ..)| *found == version);
+    let pending = migrations::all().filter(|(version, _)| !is_applied(*version));
+    Ok(Schema {
+        lineage,
+        pending: pending.map(|(version, name)| format!("{version:04} {name}")).collect(),
+        applied: applied
+            .into_iter()
+            .map(|(version, name, at)| Migration { version, name, applied_at: Timestamp(at.unsigned_abs()) })
+            .collect(),
+    })
+}
+
+async fn dedup(ops: &Ops) -> Result<Dedup, OpsError> {
+    let row: (i64, i64, Option<String>, Option<String>, i64, i64) = ops
+        .database("describe the dedup table", |connection| {
+            Box::pin(async move {
+                sqlx::query_as(
+                    "WITH part AS ( \
+                         SELECT c.oid, c.reltuples, substring(c.relname FROM '^processed_event_([0-9]{8})$') AS day \
+                           FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
+                          WHERE i.inhparent = 'processed_event'::regclass) \
+                     SELECT count(*), count(day), \
+                            to_char(min(to_date(day, 'YYYYMMDD')), 'YYYY-MM-DD'), \
+                            to_char(max(to_date(day, 'YYYYMMDD')), 'YYYY-MM-DD'), \
+                            coalesce(sum(greatest(reltuples, 0)), 0)::bigint, \
+                            coalesce(sum(pg_total_relation_size(oid)), 0)::bigint \
+                       FROM part",
+                )
+                .fetch_one(connection)
+                .await
+            })
+        })
+        .await?;
+    let (partitions, days, first_day, last_day, estimated_rows, bytes) = row;
+    Ok(Dedup { partitions, days, first_day, last_day, estimated_rows, bytes })
+}
