@@ -26,6 +26,7 @@ use crate::event::{DecodeError, DecodedEvent};
 use crate::group::{GroupContext, Match};
 use crate::handler::{Delivery, Handler, ParamSource, RawHeader};
 use crate::health::Obstacle;
+use crate::kafka::consumer::Partition;
 use crate::kafka::forward::{self, Report};
 use crate::kafka::names;
 use crate::kafka::producer::PublishError;
@@ -63,7 +64,8 @@ pub(crate) async fn settle(group: &GroupContext, server: &str, record: &Record, 
     }
 
     let event: EventKey = (Arc::clone(&origin.topic), origin.partition, origin.offset);
-    let waiting = Obstacle::Waiting(Arc::clone(&record.topic), record.partition);
+    let place = Partition { topic: Arc::clone(&record.topic), number: record.partition };
+    let waiting = Obstacle::Waiting(Arc::clone(&group.name), place);
     let mut backoff = in_place_backoff();
     loop {
         let (handler, outcome, circuit) = match (&own, group.handler_for(&origin.topic, record.payload.as_deref())) {

@@ -6,6 +6,7 @@
 
 pub mod child;
 pub mod client;
+mod elsewhere;
 pub mod env;
 pub mod java;
 pub mod kafka;
