@@ -46,8 +46,12 @@ pub fn read(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Value> {
         (Form::Tiers, _) if is_list(tokens) => tiers(key, tokens, diag).map(Kind::Tiers),
         _ => {
             let Key { word, form, .. } = key;
-            diag.error(site, format!("`{word}` takes {}", form.describe()))
-                .help(format!("`{word} = {}`", suggested(key, tokens)));
+            let report = diag.error(site, format!("`{word}` takes {}", form.describe()));
+            if is_constant(tokens) {
+                report.help("an attribute is read before constants are known: write the value itself");
+            } else {
+                report.help(format!("`{word} = {}`", suggested(key, tokens)));
+            }
             None
         }
     };
@@ -63,6 +67,12 @@ fn literal(tokens: &[TokenTree]) -> Option<Lit> {
         }
         _ => None,
     }
+}
+
+/// `TOPIC` is no value that lost its quotes.
+fn is_constant(tokens: &[TokenTree]) -> bool {
+    let shouts = |ident: &str| ident.chars().any(char::is_uppercase) && !ident.chars().any(char::is_lowercase);
+    matches!(tokens, [.., TokenTree::Ident(ident)] if shouts(&ident.to_string()))
 }
 
 fn is_list(tokens: &[TokenTree]) -> bool {
