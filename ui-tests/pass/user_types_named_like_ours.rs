@@ -8,6 +8,10 @@ struct Tx;
 #[allow(dead_code, reason = "only a name")]
 struct String;
 #[allow(dead_code, reason = "only a name")]
+struct Result;
+#[allow(dead_code, reason = "only a name")]
+struct Ok;
+#[allow(dead_code, reason = "only a name")]
 struct Box;
 #[allow(dead_code, reason = "only a name")]
 struct Handler;

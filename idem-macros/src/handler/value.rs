@@ -154,7 +154,7 @@ fn tiers(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Vec<Duratio
     let [TokenTree::Group(list)] = tokens else {
         return None;
     };
-    let list: Vec<TokenTree> = list.stream().into_iter().collect();
+    let list = flat(list.stream());
     let help = || suggested(key, tokens);
     let mut tiers: Vec<(Duration, Site)> = Vec::new();
     for element in list.split(is_comma).filter(|element| !element.is_empty()) {
@@ -180,6 +180,20 @@ fn tiers(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Vec<Duratio
         return None;
     }
     Some(tiers.into_iter().map(|(tier, _)| tier).collect())
+}
+
+/// Macro fragments (`topic = $topic`) come in invisible groups.
+pub fn flat(tokens: TokenStream) -> Vec<TokenTree> {
+    let mut flat_tokens = Vec::new();
+    for token in tokens {
+        match token {
+            TokenTree::Group(group) if group.delimiter() == Delimiter::None => {
+                flat_tokens.extend(flat(group.stream()));
+            }
+            token => flat_tokens.push(token),
+        }
+    }
+    flat_tokens
 }
 
 pub fn is_comma(token: &TokenTree) -> bool {
@@ -213,7 +227,7 @@ fn corrected(key: &Key, tokens: &[TokenTree]) -> Option<String> {
         (Form::Duration, _) => quoted_duration(tokens),
         (Form::Tiers, _) => {
             let elements = match tokens {
-                [TokenTree::Group(group)] => group.stream().into_iter().collect(),
+                [TokenTree::Group(group)] => flat(group.stream()),
                 _ => tokens.to_vec(),
             };
             let elements: Option<Vec<String>> =
