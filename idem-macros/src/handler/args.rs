@@ -95,7 +95,8 @@ fn entry<'t>(raw: &mut RawArgs, ident: &Ident, rest: &'t [TokenTree], diag: &mut
     }
     given(raw, key, ident, &rest[..end], diag);
     if end < comma {
-        diag.error(rest[end].span(), format!("a comma is missing before `{}`", rest[end]));
+        diag.error(rest[end].span(), format!("a comma is missing before `{}`", rest[end]))
+            .help(format!("`, {} = ..`", rest[end]));
         return &rest[end..];
     }
     after(rest, comma)

@@ -111,11 +111,12 @@ fn one_of(key: &Key, words: &[&str], site: Site, text: String, diag: &mut Diag) 
     if words.contains(&text.as_str()) {
         return Some(Kind::Text(text));
     }
-    let Key { word, form, .. } = key;
+    let Key { word, form, example, .. } = key;
     let report = diag.error(site, format!("`{word}` takes {}", form.describe()));
-    if let Some(near) = suggest::nearest(&text, words.iter().copied()) {
-        report.help(format!("did you mean `{word} = \"{near}\"`?"));
-    }
+    match suggest::nearest(&text, words.iter().copied()) {
+        Some(near) => report.help(format!("did you mean `{word} = \"{near}\"`?")),
+        None => report.help(format!("`{word} = {example}`")),
+    };
     None
 }
 
