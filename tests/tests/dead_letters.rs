@@ -9,40 +9,14 @@ use idem_runtime::ops::replay::{self, Options};
 use idem_runtime::ops::{self, Ops, status};
 use idem_runtime::prelude::*;
 use serde_json::Value;
-use tests::child::workspace_program;
+use tests::cli::{self, Said};
 use tests::orders::{self, Order, Plan};
 use tests::{Client, Kafka, MockBroker, Postgres, Record, Run, TestEnv, eventually};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the command ended with, and what it said.
-struct Said {
-    status: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl Said {
-    /// Its one JSON document.
-    fn json(&self) -> Value {
-        assert_eq!(self.status, Some(0), "{}", self.stderr);
-        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error} in {}", self.stdout))
-    }
-}
-
-/// Runs the command as an operator does, with nobody at a terminal.
 async fn idem(env: &TestEnv, args: &[&str]) -> Said {
-    let (variables, args) = (env.variables(), args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>());
-    let run = tokio::task::spawn_blocking(move || {
-        let mut command = std::process::Command::new(workspace_program("idem-cli", "idem"));
-        command.args(args).envs(variables).stdin(std::process::Stdio::null()).output().unwrap()
-    });
-    let output = run.await.unwrap();
-    Said {
-        status: output.status.code(),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
+    cli::idem(env.variables(), args).await
 }
 
 fn ops(env: &TestEnv) -> Ops {
