@@ -2,7 +2,7 @@
 
 use idem_runtime::ConfigErrors;
 use idem_runtime::ops::dlq::{LetterInFull, Letters};
-use idem_runtime::ops::groups::{Accepted, Group};
+use idem_runtime::ops::groups::{Accepted, Group, Resumed};
 use idem_runtime::ops::offsets::GroupOffsets;
 use idem_runtime::ops::replay::Replayed;
 use idem_runtime::ops::settings::Setting;
@@ -24,6 +24,24 @@ pub trait Report {
 /// Only maps with text for keys, numbers and text: always valid JSON.
 fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
+}
+
+impl Report for Resumed {
+    fn json(&self) -> String {
+        json(self)
+    }
+
+    fn text(&self) -> String {
+        if self.lanes.is_empty() {
+            return format!("no lane of group {} is stopped", self.group);
+        }
+        let rows = self.lanes.iter().map(|lane| [text(&lane.topic), number(lane.partition)]);
+        format!(
+            "{}\nthese lanes of group {} go on within a second or two",
+            table(["topic", "partition"], rows),
+            self.group
+        )
+    }
 }
 
 impl Report for Letters {

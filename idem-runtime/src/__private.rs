@@ -4,27 +4,36 @@
 //! Generated code never names a type of the user's: it calls the handler, and the handler's
 //! signature drives inference. Each role of a parameter has one function here, which is the only
 //! place of that role's bound, so one mistake gives one error, on the parameter's type.
+//!
+//! `roles` has the parameters and the result, `rules` what the attribute demands of them together,
+//! `derive` what `#[derive(Event)]` needs.
 
-use std::any::{Any, TypeId};
-use std::future::Future;
+use std::any::Any;
 use std::sync::Arc;
 
-use futures_util::future::{BoxFuture, FutureExt};
-use serde::Deserialize;
+use futures_util::future::BoxFuture;
 
-use crate::error::{HandlerError, HandlerResult};
-use crate::event::{DecodedEvent, decode_json};
-use crate::handler::{DecodeFn, Delivery, ParamSource, State, StateNeed, Tx};
+use crate::error::HandlerResult;
+use crate::handler::{DecodeFn, ParamSource, StateNeed, Tx};
+
+mod derive;
+mod roles;
+mod rules;
+
+pub use derive::{Generic, decode, id, key_part, natural_key, version};
+pub use roles::{erase, event, events, output, param, param_without_money, tx};
+pub use rules::{Unversioned, Versioned, money, name, stale};
 
 // The user may have shadowed any of these names.
-pub use core::option::Option::{None, Some};
+pub use core::option::Option::{self, None, Some};
 pub use core::primitive::u8;
 pub use core::result::Result;
 pub use core::{concat, file, line, module_path};
 pub use inventory::submit;
 
-pub use crate::event::{DecodeError, Event, EventId};
-pub use crate::handler::{Handler, HandlerSpec, Registration};
+pub use crate::event::{DecodeError, Event, EventId, EventVersion};
+pub use crate::handler::{Handler, Registration};
+pub use crate::spec::{Conflict, Expired, HandlerSpec, Money, Order, Transaction};
 
 /// A duration in a `const`.
 #[must_use]
@@ -44,292 +53,14 @@ where
 /// An event whose type has been erased.
 pub type Payload = Box<dyn Any + Send>;
 
-// ---- The transaction ----
-
-/// What the first parameter of a handler may be.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a handler's transaction",
-    label = "a handler borrows its transaction: `tx: &mut Tx<'_>`",
-    note = "the library commits it, together with the dedup row, after the handler has returned"
-)]
-pub trait TxArg<'a, 'c> {
-    #[doc(hidden)]
-    fn lend(tx: &'a mut Tx<'c>) -> Self;
-}
-
-impl<'a, 'c> TxArg<'a, 'c> for &'a mut Tx<'c> {
-    fn lend(tx: &'a mut Tx<'c>) -> Self {
-        tx
-    }
-}
-
-/// Lends the transaction. Without the trait, deref coercion would accept `&mut PgConnection`.
-pub fn tx<'a, 'c, T>(tx: &'a mut Tx<'c>) -> T
-where
-    T: TxArg<'a, 'c>,
-{
-    T::lend(tx)
-}
-
-// ---- The event ----
-
-/// How the handler's event is decoded and handed over.
-pub struct EventSlot<E> {
-    decode: DecodeFn,
-    take: fn(Payload) -> E,
-}
-
-/// The role of the second parameter.
-#[must_use]
-pub fn event<E>() -> EventSlot<E>
-where
-    E: Event,
-{
-    EventSlot {
-        decode: |payload| {
-            let event = E::decode(payload)?;
-            Ok(DecodedEvent { id: event.event_id(), event: Box::new(event) })
-        },
-        take: |payload| match payload.downcast() {
-            Ok(event) => *event,
-            Err(_) => unreachable!("decoded by the same slot"),
-        },
-    }
-}
-
-impl<E> EventSlot<E> {
-    /// Decodes a record's value.
-    #[must_use]
-    pub fn decode(self) -> DecodeFn {
-        self.decode
-    }
-
-    /// The event itself.
-    #[must_use]
-    pub fn take(self, payload: Payload) -> E {
-        (self.take)(payload)
-    }
-}
-
-impl<E> Clone for EventSlot<E> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<E> Copy for EventSlot<E> {}
-
-// ---- Further parameters ----
-
-/// What a handler may ask for behind its event.
-#[diagnostic::on_unimplemented(
-    message = "a handler can't ask for `{Self}`",
-    label = "use `State<{Self}>` and give the value to the builder",
-    note = "behind the event a handler takes `State<T>` and `Delivery`, in any order"
-)]
-pub trait Param: Sized + 'static {
-    #[doc(hidden)]
-    fn need() -> Option<StateNeed>;
-    #[doc(hidden)]
-    fn take(source: ParamSource<'_>) -> Self;
-}
-
-impl<T: 'static> Param for State<T> {
-    fn need() -> Option<StateNeed> {
-        Some(StateNeed { id: TypeId::of::<T>(), type_name: std::any::type_name::<T>() })
-    }
-
-    fn take(source: ParamSource<'_>) -> Self {
-        source.state()
-    }
-}
-
-impl Param for Delivery {
-    fn need() -> Option<StateNeed> {
-        None
-    }
-
-    fn take(source: ParamSource<'_>) -> Self {
-        source.delivery().clone()
-    }
-}
-
-/// How one further parameter is made, and what it needs from the builder.
-pub struct ParamSlot<P> {
-    need: fn() -> Option<StateNeed>,
-    take: fn(ParamSource<'_>) -> P,
-}
-
-/// The role of the third and every later parameter.
-#[must_use]
-pub fn param<P>() -> ParamSlot<P>
-where
-    P: Param,
-{
-    ParamSlot { need: P::need, take: P::take }
-}
-
-impl<P> ParamSlot<P> {
-    /// What must have been given to the builder.
-    #[must_use]
-    pub fn need(self) -> Option<StateNeed> {
-        (self.need)()
-    }
-
-    /// The argument for one call.
-    #[must_use]
-    pub fn take(self, source: ParamSource<'_>) -> P {
-        (self.take)(source)
-    }
-}
-
-impl<P> Clone for ParamSlot<P> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<P> Copy for ParamSlot<P> {}
-
-// ---- What comes back ----
-
-/// What a handler may return.
-#[diagnostic::on_unimplemented(
-    message = "a handler can't return `{Self}`",
-    label = "return `HandlerResult`, or `Result<(), E>` with an `E: Classified`",
-    note = "the result decides whether the event is done, retried or dead-lettered"
-)]
-pub trait Outcome {
-    #[doc(hidden)]
-    fn into_result(self) -> HandlerResult;
-}
-
-impl<E> Outcome for Result<(), E>
-where
-    HandlerError: From<E>,
-{
-    fn into_result(self) -> HandlerResult {
-        self.map_err(HandlerError::from)
-    }
-}
-
-/// How the handler's output becomes a result.
-pub struct OutputSlot<O> {
-    convert: fn(O) -> HandlerResult,
-}
-
-/// The role of the return type.
-#[must_use]
-pub fn output<O>() -> OutputSlot<O>
-where
-    O: Outcome,
-{
-    OutputSlot { convert: O::into_result }
-}
-
-/// The handler's future, without its type. `Send` is asked of the future itself: behind an
-/// `async move` the error would no longer be at the handler.
-pub fn erase<'a, F>(future: F, output: OutputSlot<F::Output>) -> BoxFuture<'a, HandlerResult>
-where
-    F: Future + Send + 'a,
-    F::Output: 'a,
-{
-    Box::pin(future.map(output.convert))
-}
-
-// ---- derive(Event) ----
-
-/// A type that can be an event's id.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` can't be an event's id",
-    label = "make it `EventId`",
-    note = "an `EventId` is a UUID v7: its time decides how long the event is remembered"
-)]
-pub trait Id {
-    #[doc(hidden)]
-    fn id(&self) -> EventId;
-}
-
-impl Id for EventId {
-    fn id(&self) -> EventId {
-        *self
-    }
-}
-
-/// The id of an event.
-pub fn id<T>(field: &T) -> EventId
-where
-    T: Id,
-{
-    field.id()
-}
-
-/// Decodes an event. The bound is here and not on `Event`, where it would give a second error.
-///
-/// # Errors
-/// When the payload is no such event.
-pub fn decode<T>(payload: &[u8]) -> Result<T, DecodeError>
-where
-    T: for<'de> Deserialize<'de>,
-{
-    decode_json(payload)
-}
-
-/// A generic event, once its parameters are known.
-pub trait Generic: for<'de> Deserialize<'de> + Send + 'static {}
-
-impl<T: for<'de> Deserialize<'de> + Send + 'static> Generic for T {}
-
 /// The body of what can't run, because the same item has an error already.
 #[must_use]
 pub fn never<T>() -> T {
     unreachable!("only generated beside a compile error")
 }
 
-// ---- Tests of the macros ----
-
 /// What is registered in this program, by name.
 #[must_use]
 pub fn registered() -> Vec<HandlerSpec> {
     crate::registry::handlers().iter().map(|handler| handler.spec).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Debug, PartialEq)]
-    struct Paid(EventId);
-
-    impl Event for Paid {
-        fn event_id(&self) -> EventId {
-            self.0
-        }
-
-        fn decode(payload: &[u8]) -> Result<Self, DecodeError> {
-            decode(payload).map(Self)
-        }
-    }
-
-    #[test]
-    fn an_event_passes_through_its_slot() {
-        let slot = event::<Paid>();
-        let decoded = slot.decode()(br#""0198c5f4-7a00-7000-8000-000000000001""#).unwrap();
-        assert_eq!(slot.take(decoded.event), Paid(decoded.id));
-        assert!(slot.decode()(b"1").is_err());
-    }
-
-    #[test]
-    fn only_a_state_needs_something_of_the_builder() {
-        let need = param::<State<String>>().need().unwrap();
-        assert_eq!((need.id, need.type_name), (TypeId::of::<String>(), "alloc::string::String"));
-        assert!(param::<Delivery>().need().is_none());
-    }
-
-    #[test]
-    fn a_future_keeps_its_result() {
-        let refused = async { Err::<(), _>(HandlerError::permanent("no")) };
-        let result = tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(erase(refused, output()));
-        assert_eq!(result.unwrap_err().to_string(), "permanent: no");
-    }
 }

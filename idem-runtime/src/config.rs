@@ -45,6 +45,10 @@ pub struct Config {
     pub(crate) shutdown_grace: Duration,
     pub(crate) error_text: bool,
     pub(crate) accept_database: Option<Uuid>,
+    pub(crate) dedup_window: Duration,
+    pub(crate) strict: bool,
+    /// Dead letters of one reason in a row that stop a lane; `None`: never.
+    pub(crate) dlq_brake: Option<u32>,
 }
 
 /// Where a group starts on a topic that neither Kafka nor the database knows it on.
@@ -139,6 +143,12 @@ impl Config {
             shutdown_grace: reader.duration("IDEM_SHUTDOWN_GRACE", "25s"),
             error_text: reader.flag("IDEM_ERROR_TEXT", false),
             accept_database,
+            dedup_window: reader.duration("IDEM_DEDUP_WINDOW", "7d"),
+            strict: reader.flag("IDEM_STRICT", false),
+            dlq_brake: match reader.text("IDEM_DLQ_BRAKE").as_deref() {
+                Some("off") => None,
+                _ => Some(reader.number("IDEM_DLQ_BRAKE", 100, 1..=1_000_000)),
+            },
         };
         if reader.errors.is_empty() { Ok(config) } else { Err(ConfigErrors(reader.errors)) }
     }
@@ -170,6 +180,9 @@ impl fmt::Debug for Config {
             .field("shutdown_grace", &self.shutdown_grace)
             .field("error_text", &self.error_text)
             .field("accept_database", &self.accept_database)
+            .field("dedup_window", &self.dedup_window)
+            .field("strict", &self.strict)
+            .field("dlq_brake", &self.dlq_brake)
             .finish()
     }
 }

@@ -6,6 +6,7 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer};
 use serde::{Serialize, Serializer};
+use sha2::{Digest, Sha256};
 use uuid::{Uuid, Variant};
 
 /// The identifier of an event: a UUID v7 ([RFC 9562, section 5.7](https://www.rfc-editor.org/rfc/rfc9562#section-5.7)).
@@ -15,11 +16,14 @@ use uuid::{Uuid, Variant};
 /// in the canonical hyphenated form, in either case; nothing else is accepted (no braces, no URN,
 /// no form without hyphens), so that one event has exactly one spelling.
 ///
+/// The one exception is never read from a payload: the id that `#[event(key(..))]` makes of other
+/// fields is a UUID v8 whose first byte is `0xff`, which no time of a v7 reaches.
+///
 /// ```
 /// use idem_runtime::EventId;
 ///
 /// let id: EventId = "0198c5f4-7a00-7000-8000-000000000001".parse().unwrap();
-/// assert_eq!(id.unix_millis(), 0x0198_c5f4_7a00);
+/// assert_eq!(id.unix_millis(), Some(0x0198_c5f4_7a00));
 /// assert!("6f1d2c6e-3c0a-4b43-9e5d-0f6f6a1b2c3d".parse::<EventId>().is_err()); // v4
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,10 +44,18 @@ impl EventId {
         self.0
     }
 
-    /// The creation time in milliseconds since the Unix epoch.
+    /// The creation time in milliseconds since the Unix epoch; a natural key has none.
     #[must_use]
-    pub fn unix_millis(self) -> u64 {
-        (self.0.as_u128() >> 80) as u64
+    pub fn unix_millis(self) -> Option<u64> {
+        (self.0.get_version_num() == 7).then(|| (self.0.as_u128() >> 80) as u64)
+    }
+
+    /// The id of a natural key: the first bytes of the SHA-256 of its canonical form, as a UUID v8.
+    pub(crate) fn natural(canonical: &[u8]) -> Self {
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&Sha256::digest(canonical)[..16]);
+        bytes[0] = 0xff;
+        Self(Uuid::new_v8(bytes))
     }
 }
 
@@ -154,8 +166,8 @@ pub enum EventIdError {
 
 /// A payload that a handler takes, with the identifier that makes it recognisable.
 ///
-/// Derive it: `#[derive(serde::Deserialize, Event)]`, with a field `event_id: EventId` or a field
-/// marked `#[event(id)]`.
+/// Derive it: `#[derive(serde::Deserialize, Event)]`, with a field `event_id: EventId`, a field marked
+/// `#[event(id)]`, or a natural key `#[event(key(order_id, kind))]`.
 ///
 /// ```
 /// use idem_runtime::prelude::*;
@@ -166,9 +178,14 @@ pub enum EventIdError {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an event",
     label = "derive it: `#[derive(serde::Deserialize, Event)]`, with a field `event_id: EventId`",
-    note = "an event carries the id that a redelivery is recognised by"
+    note = "an event carries the id that a redelivery is recognised by",
+    note = "several events at once are a `Vec` of them, with `batch` in the attribute"
 )]
 pub trait Event: Sized + Send + 'static {
+    /// Whether it has a version, as a type.
+    #[doc(hidden)]
+    type Versions;
+
     /// The identifier of this event.
     fn event_id(&self) -> EventId;
 
@@ -178,6 +195,29 @@ pub trait Event: Sized + Send + 'static {
     /// When the value is no such event. The error never holds a part of the value.
     #[doc(hidden)]
     fn decode(payload: &[u8]) -> Result<Self, DecodeError>;
+
+    /// What `#[event(version)]` and `#[event(aggregate)]` say.
+    #[doc(hidden)]
+    fn version(&self) -> Option<EventVersion> {
+        None
+    }
+}
+
+/// Which state of what an event tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventVersion {
+    /// What has the version, as canonical text.
+    pub aggregate: String,
+    /// Grows with each change.
+    pub version: i64,
+}
+
+impl EventVersion {
+    /// Called by generated code.
+    #[must_use]
+    pub const fn new(aggregate: String, version: i64) -> Self {
+        Self { aggregate, version }
+    }
 }
 
 /// An event whose type has been erased, on its way from decoding to the handler.
@@ -208,6 +248,7 @@ pub enum DecodeError {
 
 /// Decodes JSON for `#[derive(Event)]`.
 pub(crate) fn decode_json<'a, T: Deserialize<'a>>(payload: &'a [u8]) -> Result<T, DecodeError> {
+    begins_an_object(payload)?;
     ID_ERROR.set(None);
     serde_json::from_slice(payload).map_err(|error| match (error.classify(), ID_ERROR.take()) {
         (serde_json::error::Category::Data, Some(id)) => DecodeError::BadId(id),
@@ -222,6 +263,20 @@ pub(crate) fn decode_json<'a, T: Deserialize<'a>>(payload: &'a [u8]) -> Result<T
             column: error.column(),
         },
     })
+}
+
+/// serde's derive reads a struct from an array as well, by position: no producer means that.
+fn begins_an_object(payload: &[u8]) -> Result<(), DecodeError> {
+    match payload.iter().position(|byte| !matches!(byte, b' ' | b'\t' | b'\r' | b'\n')) {
+        Some(at) if payload[at] != b'{' => {
+            let before = &payload[..at];
+            let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+            let column = 1 + before.iter().rev().take_while(|byte| **byte != b'\n').count();
+            Err(DecodeError::Unparsable { class: "no JSON object", line, column })
+        }
+        // serde says the rest, an empty payload included.
+        _ => Ok(()),
+    }
 }
 
 /// The payload's `event_type`, for handlers that share a topic.
@@ -285,6 +340,28 @@ mod tests {
         for json in [r#"{"amount":1}"#, r#"{"event_id":7,"amount":1}"#, r#"{"event_id":null,"amount":1}"#] {
             assert_eq!(decode(json).unwrap_err(), DecodeError::BadId(EventIdError::Missing), "{json}");
         }
+    }
+
+    #[test]
+    fn only_an_object_is_an_event() {
+        for (json, line, column) in [
+            (format!(r#"["{V7}",1]"#), 1, 1),
+            (format!("\n  [\"{V7}\",1]"), 2, 3),
+            ("null".to_owned(), 1, 1),
+            ("\u{feff}{}".to_owned(), 1, 1),
+        ] {
+            let expected = DecodeError::Unparsable { class: "no JSON object", line, column };
+            assert_eq!(decode(&json).unwrap_err(), expected, "{json}");
+        }
+        assert!(decode(&format!("\r\n\t {{\"event_id\":\"{V7}\",\"amount\":1}}")).is_ok());
+    }
+
+    #[test]
+    fn a_natural_key_has_no_time_and_is_no_payloads_id() {
+        let id = EventId::natural(b"4:4711,");
+        assert_eq!((id.unix_millis(), id.uuid().as_bytes()[0]), (None, 0xff));
+        assert_eq!(id.to_string().parse::<EventId>(), Err(EventIdError::Version(8)));
+        assert_ne!(id, EventId::natural(b"4:4712,"));
     }
 
     #[test]

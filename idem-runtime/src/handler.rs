@@ -6,13 +6,13 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use sqlx::{PgConnection, Postgres, Transaction};
 
 use crate::error::HandlerResult;
 use crate::event::{DecodeError, DecodedEvent};
+use crate::spec::HandlerSpec;
 
 /// The transaction that holds the dedup row and everything the handler writes.
 ///
@@ -150,29 +150,6 @@ impl fmt::Debug for Delivery {
             .field("attempt", &self.attempt)
             .finish_non_exhaustive()
     }
-}
-
-/// What the attribute says of a handler.
-#[derive(Debug, Clone, Copy)]
-pub struct HandlerSpec {
-    /// `module_path!()` and the function's name.
-    pub name: &'static str,
-    /// The file of the handler.
-    pub file: &'static str,
-    /// Its line.
-    pub line: u32,
-    /// The Kafka topic.
-    pub topic: &'static str,
-    /// The Kafka consumer group.
-    pub group: &'static str,
-    /// The `event_type` it takes, when several handlers share a topic and a group.
-    pub event_type: Option<&'static str>,
-    /// Delay tiers; `None`: from the configuration.
-    pub retry: Option<&'static [Duration]>,
-    /// Longest time the handler may take.
-    pub timeout: Duration,
-    /// Events of different keys in progress at once, per partition.
-    pub concurrency: u16,
 }
 
 /// What a handler's parameters are made from.

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+use crate::decide::brake::Brake;
 use crate::decide::key_lanes::KeyLanes;
 use crate::decide::offsets::Watermark;
+use crate::decide::outcome::Reason;
 use crate::group::GroupContext;
 use crate::kafka::record::Record;
 use crate::pg::progress::Server;
@@ -26,6 +28,7 @@ pub(crate) const QUEUE: usize = 512;
 pub(crate) struct Lane {
     watermark: Arc<Mutex<Watermark>>,
     queue: mpsc::WeakSender<Record>,
+    brake: Arc<watch::Sender<Option<Reason>>>,
     stop: StopHandle,
     ended: Arc<AtomicBool>,
     task: JoinHandle<()>,
@@ -49,23 +52,34 @@ impl Lane {
     /// Starts a lane at an offset; the sender feeds it. `server` is the run of the database server
     /// that the offset was read from: only what it confirms is done.
     pub(crate) fn start(group: Arc<GroupContext>, next_offset: i64, server: Server) -> (Self, mpsc::Sender<Record>) {
+        let brake = Arc::new(watch::Sender::new(None));
         let (sender, receiver) = mpsc::channel(QUEUE);
         let (handle, stop) = stop::channel();
         let watermark = Arc::new(Mutex::new(Watermark::starting_at(next_offset)));
         let ended = Arc::new(AtomicBool::new(false));
-        let work = run(group, server, receiver, Arc::clone(&watermark), stop);
+        let work = run(group, server, receiver, Arc::clone(&watermark), Arc::clone(&brake), stop);
         let at_end = Arc::clone(&ended);
         let task = tokio::spawn(async move {
             work.await;
             at_end.store(true, Ordering::Release);
         });
-        (Self { watermark, queue: sender.downgrade(), stop: handle, ended, task }, sender)
+        (Self { watermark, queue: sender.downgrade(), brake, stop: handle, ended, task }, sender)
     }
 
     /// The position, and the time of the last finished event in milliseconds since the Unix epoch.
     pub(crate) fn position(&self) -> (i64, Option<i64>) {
         let watermark = lock(&self.watermark);
         (watermark.next_offset(), watermark.event_millis())
+    }
+
+    /// Why its brake is engaged, if it is.
+    pub(crate) fn brake(&self) -> Option<Reason> {
+        *self.brake.borrow()
+    }
+
+    /// Engages the brake, or lets the lane go on.
+    pub(crate) fn set_brake(&self, reason: Option<Reason>) {
+        self.brake.send_replace(reason);
     }
 
     /// Whether it still works.
@@ -120,14 +134,18 @@ async fn run(
     server: Server,
     mut queue: mpsc::Receiver<Record>,
     watermark: Arc<Mutex<Watermark>>,
+    brake: Arc<watch::Sender<Option<Reason>>>,
     stop: Stop,
 ) {
+    let mut letters = Brake::new(group.config.dlq_brake);
+    let mut released = brake.subscribe();
     let mut keys = KeyLanes::new(group.concurrency);
     // Enough to find events of other keys behind those of a slow one.
     let look_ahead = if group.concurrency == 1 { 1 } else { group.concurrency * 8 };
     let mut running = FuturesUnordered::new();
     loop {
-        while let Some((key, record)) = (!stop.is_requested()).then(|| keys.start()).flatten() {
+        let held = || stop.is_requested() || brake.borrow().is_some();
+        while let Some((key, record)) = (!held()).then(|| keys.start()).flatten() {
             let (group, server, stop) = (&*group, &*server, &stop);
             running.push(async move {
                 let settled = pipeline::settle(group, server, &record, stop).await;
@@ -137,19 +155,23 @@ async fn run(
         tokio::select! {
             biased;
             Some((key, offset, settled)) = running.next() => match settled {
-                Settled::Finished => {
+                Settled::Finished(letter) => {
                     lock(&watermark).finish(offset);
                     keys.finish(key);
+                    if let Some(reason) = letters.note(letter) {
+                        brake.send_replace(Some(reason));
+                    }
                 }
                 // Its key stays taken: nothing may overtake it.
                 Settled::Abandoned => {}
             },
             () = stop.requested(), if running.is_empty() => return,
+            Ok(()) = released.changed() => {}
             record = queue.recv(), if keys.len() < look_ahead && !stop.is_requested() => {
                 let Some(record) = record else {
                     // The poll thread let go of the partition: only what runs is left to finish.
                     while let Some((_, offset, settled)) = running.next().await {
-                        if settled == Settled::Finished {
+                        if matches!(settled, Settled::Finished(_)) {
                             lock(&watermark).finish(offset);
                         }
                     }

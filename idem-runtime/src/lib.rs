@@ -8,6 +8,7 @@
 
 #[doc(hidden)]
 pub mod __private;
+mod circuit;
 mod clock;
 mod config;
 mod decide;
@@ -17,13 +18,16 @@ mod event;
 pub mod failures {}
 mod group;
 mod handler;
+mod health;
 mod kafka;
 mod lane;
+mod money;
 pub mod ops;
 mod pg;
 mod pipeline;
 mod registry;
 mod run;
+mod spec;
 mod stop;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -32,7 +36,12 @@ pub use config::{Config, ConfigError, ConfigErrors};
 pub use error::{Class, Classified, ClassifyExt, Failure, HandlerError, HandlerResult};
 pub use event::{DecodeError, Event, EventId, EventIdError};
 pub use handler::{Delivery, RawHeader, State, Tx};
+pub use health::Health;
+pub use money::MoneyClient;
 pub use run::{Builder, Problems, RunError, builder, run};
+
+#[doc = include_str!("diagnostics.md")]
+pub mod diagnostics {}
 
 #[doc = include_str!("event.md")]
 pub use idem_macros::Event;
@@ -42,7 +51,7 @@ pub use idem_macros::idempotent_handler;
 /// What a program with handlers imports.
 pub mod prelude {
     pub use crate::{
-        Class, Classified, ClassifyExt, Delivery, Event, EventId, HandlerError, HandlerResult, State, Tx,
+        Class, Classified, ClassifyExt, Delivery, Event, EventId, HandlerError, HandlerResult, MoneyClient, State, Tx,
         idempotent_handler,
     };
 }

@@ -16,6 +16,7 @@ use tracing::Instrument;
 
 use crate::clock;
 use crate::config::Unmatched;
+use crate::decide::circuit::{Admission, EventKey, Note, Verdict};
 use crate::decide::outcome::{Outcome, Reason};
 use crate::decide::step::{self, Step};
 use crate::decide::window::{self, Gate};
@@ -24,6 +25,8 @@ use crate::error::{Class, Failure, HandlerError};
 use crate::event::{DecodeError, DecodedEvent};
 use crate::group::{GroupContext, Match};
 use crate::handler::{Delivery, Handler, ParamSource, RawHeader};
+use crate::health::Obstacle;
+use crate::kafka::consumer::Partition;
 use crate::kafka::forward::{self, Report};
 use crate::kafka::names;
 use crate::kafka::producer::PublishError;
@@ -37,8 +40,8 @@ use crate::stop::Stop;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Settled {
-    /// The watermark may move over it.
-    Finished,
+    /// The watermark may move over it; a dead letter says its reason.
+    Finished(Option<Reason>),
     /// A stop came first: it will be delivered again.
     Abandoned,
 }
@@ -60,22 +63,31 @@ pub(crate) async fn settle(group: &GroupContext, server: &str, record: &Record, 
         }
     }
 
+    let event: EventKey = (Arc::clone(&origin.topic), origin.partition, origin.offset);
+    let place = Partition { topic: Arc::clone(&record.topic), number: record.partition };
+    let waiting = Obstacle::Waiting(Arc::clone(&group.name), place);
     let mut backoff = in_place_backoff();
     loop {
-        let (handler, outcome) = match (&own, group.handler_for(&origin.topic, record.payload.as_deref())) {
-            (Some(None), _) => (None, foreign_record()),
-            (_, Match::Handler(handler)) => (Some(handler), attempt(group, server, handler, record, &delivery).await),
-            (_, Match::None) => (None, Outcome::Unmatched),
-            (_, Match::Unparsable(error)) => (None, undecodable(error)),
+        let (handler, outcome, circuit) = match (&own, group.handler_for(&origin.topic, record.payload.as_deref())) {
+            (Some(None), _) => ("", foreign_record(), Verdict::Counts),
+            (_, Match::Handler(handler)) => {
+                let Some((outcome, verdict)) =
+                    through_circuit(group, server, handler, &event, record, &delivery, stop).await
+                else {
+                    return Settled::Abandoned;
+                };
+                (handler.spec.name, outcome, verdict)
+            }
+            (_, Match::None) => ("", Outcome::Unmatched, Verdict::Counts),
+            (_, Match::Unparsable(error)) => ("", undecodable(error), Verdict::Counts),
         };
-        let handler = handler.map_or("", |handler| handler.spec.name);
         // On the group's own topics an event that nobody takes is no stranger: its handler is gone, or
         // not here yet.
         let unmatched_is_dead = own.is_some() || group.config.unmatched == Unmatched::DeadLetter;
-        let step = step::after(&outcome, origin.attempt, group.tiers(handler), unmatched_is_dead);
+        let step = step::after(&outcome, origin.attempt, group.tiers(handler), unmatched_is_dead, circuit);
         let moved = match &step {
             Step::Advance => Ok(()),
-            Step::WaitInPlace => Err(()),
+            Step::WaitInPlace => Err(outcome.failure().map(Failure::summary).unwrap_or_default()),
             Step::Retry { .. } | Step::DeadLetter { .. } => {
                 move_on(group, record, &origin, handler, &outcome, &step).await
             }
@@ -85,14 +97,46 @@ pub(crate) async fn settle(group: &GroupContext, server: &str, record: &Record, 
             }
         };
         report(group, record, handler, &outcome, &step, moved.is_ok());
-        if moved.is_ok() {
-            return Settled::Finished;
-        }
-        let pause = backoff.next().unwrap_or(LONGEST_PAUSE);
-        if !stop.sleep(pause).await {
-            return Settled::Abandoned;
+        let Err(reason) = moved else {
+            group.health.clear(&waiting);
+            return Settled::Finished(if let Step::DeadLetter { reason } = step { Some(reason) } else { None });
+        };
+        // An open circuit has a reason of its own, and says itself when to come again.
+        if circuit == Verdict::Counts {
+            let Record { topic, partition, offset, .. } = record;
+            let place = format!("group {}: {topic}/{partition} waits at offset {offset}: {reason}", group.name);
+            group.health.set(waiting.clone(), place);
+            if !stop.sleep(backoff.next().unwrap_or(LONGEST_PAUSE)).await {
+                return Settled::Abandoned;
+            }
         }
     }
+}
+
+/// An attempt, when the handler's circuit lets it through. `None`: a stop came first.
+async fn through_circuit(
+    group: &GroupContext,
+    server: &str,
+    handler: &Handler,
+    event: &EventKey,
+    record: &Record,
+    delivery: &Delivery,
+    stop: &Stop,
+) -> Option<(Outcome, Verdict)> {
+    let circuit = group.circuit(handler.spec.name)?;
+    while let Admission::Wait(millis) = circuit.admit(event) {
+        if !stop.sleep(Duration::from_millis(millis)).await {
+            return None;
+        }
+    }
+    let place = circuit.hold(event);
+    let outcome = attempt(group, server, handler, record, delivery).await;
+    let verdict = match &outcome {
+        Outcome::Done | Outcome::Permanent { reason: Reason::Permanent, .. } => place.note(Note::Well),
+        Outcome::Transient { failure, .. } => place.note(Note::Failed(&failure.summary())),
+        _ => place.note(Note::Nothing),
+    };
+    Some((outcome, verdict))
 }
 
 /// One attempt at an event.
@@ -113,7 +157,8 @@ async fn attempt(
         Err(_panic) => return Outcome::permanent(Reason::Panic, Failure::new("decoding the event panicked")),
     };
     // gate
-    if window::gate(event.id.unix_millis(), clock::unix_millis(), group.config.clock_skew) == Gate::Future {
+    let time = event.id.unix_millis();
+    if time.is_some_and(|time| window::gate(time, clock::unix_millis(), group.config.clock_skew) == Gate::Future) {
         return Outcome::permanent(Reason::Future, Failure::new("the event id's time lies in the future"));
     }
     let span = tracing::info_span!(
@@ -254,7 +299,7 @@ async fn move_on(
     handler: &str,
     outcome: &Outcome,
     step: &Step,
-) -> Result<(), ()> {
+) -> Result<(), String> {
     let now = clock::unix_millis();
     let error = match outcome.failure() {
         Some(failure) if group.config.error_text => failure.summary_with_text(),
@@ -290,9 +335,14 @@ async fn move_on(
         }
         Step::Advance | Step::WaitInPlace | Step::StopRun => Ok(()),
     };
-    published.map_err(|error| match error {
-        PublishError::Fatal(error) => group.fail(RunError::Producer(error)),
-        error => tracing::warn!(group = &*group.name, %error, "can't move an event on; waiting"),
+    published.map_err(|error| {
+        let text = format!("it can't be moved on: {error}");
+        if let PublishError::Fatal(error) = error {
+            group.fail(RunError::Producer(error));
+        } else {
+            tracing::warn!(group = &*group.name, %error, "can't move an event on; waiting");
+        }
+        text
     })
 }
 
@@ -359,6 +409,7 @@ fn report(group: &GroupContext, record: &Record, handler: &str, outcome: &Outcom
         tracing::warn!(group = &*group.name, handler, topic, partition, offset, error, next = settled, "event failed");
     }
     if moved {
+        metrics::counter!("idem_events_total", "handler" => handler.to_owned(), "outcome" => settled).increment(1);
         tracing::debug!(target: "idem::settled", handler, outcome = settled, topic, partition, offset);
     }
 }

@@ -34,6 +34,13 @@ pub(crate) fn problems(handlers: &[Handler], states: &States) -> Vec<String> {
     }
     for (group, members) in &by_group {
         for other in &members[1..] {
+            if other.spec.order != members[0].spec.order {
+                problems.push(format!(
+                    "handlers of group `{group}` disagree in `order`: {} and {}",
+                    place(members[0]),
+                    place(other)
+                ));
+            }
             if other.spec.concurrency != members[0].spec.concurrency {
                 problems.push(format!(
                     "handlers of group `{group}` disagree in `concurrency`: {} says {}, {} says {}",
@@ -55,7 +62,17 @@ pub(crate) fn problems(handlers: &[Handler], states: &States) -> Vec<String> {
             }
         }
     }
+    problems.extend(same_names(handlers));
     for handler in handlers {
+        let unavailable = handler.spec.unavailable();
+        if !unavailable.is_empty() {
+            let be = if unavailable.len() == 1 { "is" } else { "are" };
+            problems.push(format!(
+                "{}: `{}` {be} not available yet in this version",
+                place(handler),
+                unavailable.join("` and `")
+            ));
+        }
         for need in handler.needs.iter().filter(|need| !states.contains(need.id)) {
             problems.push(format!(
                 "{} needs a State<{}>, and none was given: add `.state(..)` to the builder",
@@ -92,6 +109,26 @@ fn shared_topic(topic: &str, group: &str, sharing: &[&Handler]) -> Vec<String> {
     problems
 }
 
+/// Metrics and headers know a handler by its name. Two functions of one module may each hold one of
+/// the same name, which a path doesn't tell apart.
+fn same_names(handlers: &[Handler]) -> Vec<String> {
+    let mut by_name: BTreeMap<&str, &Handler> = BTreeMap::new();
+    let mut problems = Vec::new();
+    for handler in handlers {
+        match by_name.get(handler.spec.name) {
+            None => drop(by_name.insert(handler.spec.name, handler)),
+            Some(first) => {
+                problems.push(format!(
+                    "two handlers have one name: {} and {}: rename one",
+                    place(first),
+                    place(handler)
+                ));
+            }
+        }
+    }
+    problems
+}
+
 fn place(handler: &Handler) -> String {
     format!("{} ({}:{})", handler.spec.name, handler.spec.file, handler.spec.line)
 }
@@ -103,7 +140,8 @@ mod tests {
 
     use super::*;
     use crate::event::DecodeError;
-    use crate::handler::{HandlerSpec, StateNeed};
+    use crate::handler::StateNeed;
+    use crate::spec::{Conflict, Expired, HandlerSpec, Money, Order, Transaction};
 
     fn handler(
         name: &'static str,
@@ -122,6 +160,12 @@ mod tests {
                 retry: None,
                 timeout: Duration::from_secs(20),
                 concurrency: 1,
+                money: None,
+                transaction: Transaction::Own,
+                batch: None,
+                order: Order::Partition,
+                expired: Expired::Dlq,
+                stale: false,
             },
             decode: |_| Err(DecodeError::Unparsable { class: "test", line: 0, column: 0 }),
             call: std::sync::Arc::new(|_, _, _| Box::pin(async { Ok(()) })),
@@ -161,6 +205,50 @@ mod tests {
         assert!(found(&["`a.b` and `a_b`"]), "{problems:#?}");
         assert!(found(&["slow", "State<u8>"]), "{problems:#?}");
         assert_eq!(problems.len(), 5, "{problems:#?}");
+    }
+
+    #[test]
+    fn the_same_event_type_twice_names_both_places() {
+        let mut second = handler("second", "orders", "billing", Some("paid"));
+        second.spec.line = 40;
+        let handlers = [handler("first", "orders", "billing", Some("paid")), second];
+        assert_eq!(
+            problems(&handlers, &States::default()),
+            ["topic `orders` in group `billing` has two handlers for event_type `paid`: \
+              first (src/main.rs:7) and second (src/main.rs:40)"]
+        );
+    }
+
+    #[test]
+    fn what_the_runtime_cannot_drive_yet_is_refused_by_name_and_place() {
+        let with = |set: fn(&mut HandlerSpec)| {
+            let mut handler = handler("shop::on_order", "orders", "billing", None);
+            set(&mut handler.spec);
+            problems(&[handler], &States::default())
+        };
+        assert_eq!(
+            with(|spec| spec.money = Some(Money { operation: None, conflict: Conflict::Auto })),
+            ["shop::on_order (src/main.rs:7): `money` is not available yet in this version"]
+        );
+        assert_eq!(
+            with(|spec| (spec.batch, spec.transaction, spec.stale) = (Some(500), Transaction::Shared, true)),
+            ["shop::on_order (src/main.rs:7): `batch` and `stale` are not available yet in this version"]
+        );
+        assert!(with(|spec| spec.transaction = Transaction::Shared)[0].contains("`transaction = \"shared\"`"));
+        assert!(with(|spec| spec.order = Order::Key)[0].contains("`order = \"key\"`"));
+        assert!(with(|spec| spec.expired = Expired::Skip)[0].contains("`expired`"));
+        assert!(with(|spec| spec.expired = Expired::Process)[0].contains("`expired`"));
+    }
+
+    #[test]
+    fn two_handlers_of_one_name_are_told_apart_by_their_lines() {
+        let mut second = handler("shop::inner", "orders", "shipping", None);
+        second.spec.line = 40;
+        let handlers = [handler("shop::inner", "orders", "billing", None), second];
+        assert_eq!(
+            problems(&handlers, &States::default()),
+            ["two handlers have one name: shop::inner (src/main.rs:7) and shop::inner (src/main.rs:40): rename one"]
+        );
     }
 
     #[test]

@@ -12,11 +12,13 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
+use crate::circuit::Circuit;
 use crate::config::Config;
 use crate::decide::sql_error;
 use crate::error::Class;
 use crate::group::{self, Coordinator, GroupContext};
 use crate::handler::{Handler, States};
+use crate::health::{Health, Obstacle};
 use crate::kafka::admin::{self, Need, TopicError};
 use crate::kafka::producer::Producer;
 use crate::pg::session::Pools;
@@ -64,6 +66,7 @@ pub struct Builder {
     config: Option<Config>,
     groups: Option<Vec<String>>,
     shutdown: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    health: Health,
 }
 
 impl Builder {
@@ -87,6 +90,12 @@ impl Builder {
     pub fn groups<G: Into<String>>(mut self, groups: impl IntoIterator<Item = G>) -> Self {
         self.groups = Some(groups.into_iter().map(Into::into).collect());
         self
+    }
+
+    /// What a readiness probe asks; valid during the run.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.health.clone()
     }
 
     /// Ends the run when this future does, besides SIGTERM and SIGINT.
@@ -120,7 +129,9 @@ impl Builder {
             }
             stopper.stop();
         });
-        let result = Running { config: Arc::new(config), states: Arc::new(self.states), stop }.drive(handlers).await;
+        let result = Running { config: Arc::new(config), states: Arc::new(self.states), health: self.health, stop }
+            .drive(handlers)
+            .await;
         signals.abort();
         result
     }
@@ -166,11 +177,13 @@ const START_PAUSE: Duration = Duration::from_secs(1);
 struct Running {
     config: Arc<Config>,
     states: Arc<States>,
+    health: Health,
     stop: Stop,
 }
 
 impl Running {
     async fn drive(self, handlers: Vec<Handler>) -> Result<(), RunError> {
+        self.health.set(Obstacle::Start, "the run is starting".to_owned());
         let longest = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
         let pools = Pools::new(&self.config.database, &self.config.client_id, self.config.pool_size, longest);
         let Some(lineage) = self.database(&pools).await? else { return Ok(()) };
@@ -189,6 +202,10 @@ impl Running {
                 let mut topics: HashMap<&'static str, Vec<Handler>> = HashMap::new();
                 let concurrency = handlers.iter().map(|handler| handler.spec.concurrency).max().unwrap_or(1);
                 let longest_handler = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
+                let circuits = handlers
+                    .iter()
+                    .map(|handler| (handler.spec.name, Circuit::new(handler.spec.name, self.health.clone())))
+                    .collect();
                 for handler in handlers {
                     topics.entry(handler.spec.topic).or_default().push(handler);
                 }
@@ -202,6 +219,8 @@ impl Running {
                     permits: Arc::clone(&permits),
                     producer: producer.clone(),
                     lineage,
+                    circuits,
+                    health: self.health.clone(),
                     missing_partition: Arc::clone(&missing_partition),
                     doubt: Notify::new(),
                     failures: failures.clone(),
@@ -210,6 +229,8 @@ impl Running {
             })
             .collect();
         let Some(existing) = self.topics(&groups).await? else { return Ok(()) };
+
+        self.health.clear(&Obstacle::Start);
 
         let maintenance = tokio::spawn(partitions::keep_attached(
             pools.service.clone(),
@@ -272,6 +293,7 @@ impl Running {
                 Ok(ready) => return ready.map(Some),
                 Err(error) if sql_error::class(&error) == Class::Infrastructure => {
                     tracing::warn!(%error, "the database is not usable; waiting for it");
+                    self.health.set(Obstacle::Start, format!("the database is not usable: {error}"));
                 }
                 Err(error) => return Err(RunError::Database(error)),
             }
@@ -303,6 +325,7 @@ impl Running {
                 Ok(existing) => return Ok(Some(existing)),
                 Err(TopicError::Missing(problems)) => return Err(RunError::Setup(Problems(problems))),
                 Err(TopicError::Unreachable(error)) => {
+                    self.health.set(Obstacle::Start, format!("the broker is not reachable: {error}"));
                     tracing::warn!(%error, "the broker is not reachable; waiting for it")
                 }
             }

@@ -7,6 +7,7 @@
 pub mod child;
 pub mod cli;
 pub mod client;
+mod elsewhere;
 pub mod env;
 pub mod java;
 pub mod kafka;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use idem_runtime::{Config, RunError};
+use idem_runtime::{Builder, Config, Health, RunError};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -12,6 +12,8 @@ use crate::TestEnv;
 /// except that its sockets are closed.
 #[derive(Debug)]
 pub struct Run {
+    /// What is in its way.
+    pub health: Health,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), RunError>>,
 }
@@ -23,12 +25,22 @@ impl Run {
     /// When the environment is no configuration.
     #[must_use]
     pub fn start(env: &TestEnv, groups: &[&str]) -> Self {
+        Self::start_with(env, groups, |builder| builder)
+    }
+
+    /// The same with more said to the builder.
+    ///
+    /// # Panics
+    /// When the environment is no configuration.
+    #[must_use]
+    pub fn start_with(env: &TestEnv, groups: &[&str], more: impl FnOnce(Builder) -> Builder) -> Self {
         show_logs();
         let config = Config::from_vars(env.variables()).unwrap_or_else(|errors| panic!("{errors}"));
         let (stop, stopped) = oneshot::channel();
-        let builder = idem_runtime::builder().config(config).groups(groups.iter().copied());
+        let builder = more(idem_runtime::builder().config(config).groups(groups.iter().copied()));
+        let health = builder.health();
         let task = tokio::spawn(builder.shutdown_when(async { drop(stopped.await) }).run());
-        Self { stop: Some(stop), task }
+        Self { health, stop: Some(stop), task }
     }
 
     /// Stops as SIGTERM would, and returns how the run ended.

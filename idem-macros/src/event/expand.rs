@@ -4,20 +4,33 @@ use proc_macro2::{Span, TokenStream};
 use quote::{quote, quote_spanned};
 use syn::{DeriveInput, GenericParam, Lifetime, LifetimeParam};
 
-use super::read::Event;
+use super::read::{Event, Identity, Part, Version};
 use crate::diag::site;
 use crate::paths;
 
 /// `impl Event for ..`, each bound checked by one helper at the place to blame.
 pub fn implementation(event: &Event) -> TokenStream {
-    let Event { ident, generics, id: (field, ty) } = event;
+    let Event { ident, generics, identity, version } = event;
     let import = paths::import();
-    // The field is named with the span of its type, so that an unsuitable type is underlined.
-    let (first, last) = ty.call_site();
-    let mut field = (*field).clone();
-    field.set_span(last);
-    let argument = quote_spanned!(first=> &self.#field);
-    let id = paths::call("id", *ty, &argument);
+    let id = match identity {
+        Identity::Id(part) => on_field("id", part),
+        Identity::NaturalKey(parts) => {
+            let parts = parts.iter().map(|part| on_field("key_part", part));
+            quote!(__idem::natural_key(&[#(#parts),*]))
+        }
+    };
+    let (versions, version) = match version {
+        None => (quote!(Unversioned), None),
+        Some(Version { version, aggregate }) => {
+            let (version, aggregate) = (on_field("version", version), on_field("key_part", aggregate));
+            let method = quote! {
+                fn version(&self) -> __idem::Option<__idem::EventVersion> {
+                    __idem::Some(__idem::EventVersion::new(#aggregate, #version))
+                }
+            };
+            (quote!(Versioned), Some(method))
+        }
+    };
     let decode = paths::call("decode", site(ident), &quote!(__payload));
     let (impl_generics, ty_generics, clause) = generics.split_for_impl();
     // What the parameters must be is known only where they are: `Self` as a whole has to be one.
@@ -37,15 +50,26 @@ pub fn implementation(event: &Event) -> TokenStream {
             #import
             #[automatically_derived]
             impl #impl_generics __idem::Event for #ident #ty_generics #clause #generic {
+                type Versions = __idem::#versions;
                 fn event_id(&self) -> __idem::EventId {
                     #id
                 }
                 fn decode(__payload: &[__idem::u8]) -> __idem::Result<Self, __idem::DecodeError> {
                     #decode
                 }
+                #version
             }
         };
     }
+}
+
+/// A helper's call on a field, which is named with the span of its type: an unsuitable type is
+/// underlined.
+fn on_field(helper: &str, (field, ty): &Part) -> TokenStream {
+    let (first, last) = ty.call_site();
+    let mut field = (*field).clone();
+    field.set_span(last);
+    paths::call(helper, *ty, &quote_spanned!(first=> &self.#field))
 }
 
 /// An implementation that does nothing: a broken event is one error, not one more per handler.
@@ -72,6 +96,7 @@ pub fn stub(input: &DeriveInput) -> TokenStream {
             #import
             #[automatically_derived]
             impl #impl_generics __idem::Event for #ident #ty_generics #clause {
+                type Versions = __idem::Versioned;
                 fn event_id(&self) -> __idem::EventId {
                     __idem::never()
                 }

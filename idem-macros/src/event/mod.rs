@@ -7,6 +7,7 @@ use crate::diag::Diag;
 
 mod expand;
 mod read;
+mod words;
 
 /// The implementation, or what is wrong with a stub that keeps handlers of the type quiet.
 pub fn expand(item: TokenStream) -> TokenStream {

@@ -1,9 +1,10 @@
-//! Which field is the id.
+//! Which fields say what the event is.
 
 use quote::ToTokens;
-use syn::meta::ParseNestedMeta;
-use syn::{Attribute, Data, DeriveInput, Field, Fields, GenericParam, Generics, Ident};
+use syn::ext::IdentExt;
+use syn::{Data, DeriveInput, Field, Fields, GenericParam, Generics, Ident};
 
+use super::words::{self, Kind, Place};
 use crate::diag::{Diag, Site, site};
 use crate::suggest;
 
@@ -11,31 +12,67 @@ use crate::suggest;
 pub struct Event<'a> {
     pub ident: &'a Ident,
     pub generics: &'a Generics,
-    /// The field, and where its type stands.
-    pub id: (&'a Ident, Site),
+    pub identity: Identity<'a>,
+    pub version: Option<Version<'a>>,
 }
 
-/// Every word of `#[event(..)]`.
-const WORDS: [&str; 4] = ["id", "key", "version", "aggregate"];
+/// A field, and where its type stands.
+pub type Part<'a> = (&'a Ident, Site);
+
+/// What a redelivery is recognised by.
+pub enum Identity<'a> {
+    Id(Part<'a>),
+    NaturalKey(Vec<Part<'a>>),
+}
+
+/// What a later state of the same thing is recognised by.
+pub struct Version<'a> {
+    pub version: Part<'a>,
+    pub aggregate: Part<'a>,
+}
+
+/// The fields marked with one word.
+type Marked<'a> = Vec<(&'a Field, Site)>;
 
 /// Reads the struct; `None` after an error.
 pub fn read<'a>(input: &'a DeriveInput, diag: &mut Diag) -> Option<Event<'a>> {
     let fields = named_fields(input, diag)?;
     lifetimes(input, diag);
-    let whole = words(&input.attrs, diag);
-    if let Some((_, at)) = whole.iter().find(|(word, _)| word == "id") {
-        diag.error(*at, "`#[event(id)]` marks a field").help("put it on the field that holds the id");
+    let mut keys = Vec::new();
+    for word in words::read(&input.attrs, Place::Struct, diag) {
+        if let Kind::Key(fields) = word.kind {
+            keys.push((fields, word.at));
+        }
     }
-    let mut marked = Vec::new();
+    let (mut ids, mut versions, mut aggregates) = (Marked::new(), Marked::new(), Marked::new());
     for &field in &fields {
-        let ids = words(&field.attrs, diag).into_iter().filter(|(word, _)| word == "id");
-        marked.extend(ids.map(|(_, at)| (field, at)));
+        for word in words::read(&field.attrs, Place::Field, diag) {
+            match word.kind {
+                Kind::Id => ids.push((field, word.at)),
+                Kind::Version => versions.push((field, word.at)),
+                Kind::Aggregate => aggregates.push((field, word.at)),
+                Kind::Key(_) => {}
+            }
+        }
     }
-    let id = id_field(input, &fields, &marked, diag)?;
+    let version = version(input, &versions, &aggregates, diag);
+    let identity = match keys.as_slice() {
+        [] => Identity::Id(part(id_field(input, &fields, &ids, diag)?)?),
+        [(key, at), more @ ..] => {
+            if let Some((_, second)) = more.first() {
+                diag.error(*second, format!("the event `{}` has two natural keys", input.ident))
+                    .help("put all fields into one: `#[event(key(order_id, kind))]`");
+            } else if let Some((id, _)) = ids.first() {
+                diag.error(*at, format!("the event `{}` has an id and a natural key", input.ident))
+                    .help(format!("`{}` is marked as the id: remove one of them", show(id)));
+            }
+            Identity::NaturalKey(key_fields(input, &fields, key.as_deref()?, diag))
+        }
+    };
     if diag.has_errors() {
         return None;
     }
-    Some(Event { ident: &input.ident, generics: &input.generics, id: (id.ident.as_ref()?, site(&id.ty)) })
+    Some(Event { ident: &input.ident, generics: &input.generics, identity, version })
 }
 
 fn named_fields<'a>(input: &'a DeriveInput, diag: &mut Diag) -> Option<Vec<&'a Field>> {
@@ -73,86 +110,94 @@ fn lifetimes(input: &DeriveInput, diag: &mut Diag) {
 }
 
 /// The marked field, else the one named `event_id`.
-fn id_field<'a>(
-    input: &DeriveInput,
-    fields: &[&'a Field],
-    marked: &[(&'a Field, Site)],
-    diag: &mut Diag,
-) -> Option<&'a Field> {
-    match marked {
-        [(field, _)] => return Some(*field),
-        [(first, _), (_, second), ..] => {
-            let first = first.ident.as_ref().map(ToString::to_string).unwrap_or_default();
-            diag.error(*second, format!("the event `{}` has two ids", input.ident))
-                .help(format!("`{first}` is marked already: keep one `#[event(id)]`"));
-            return None;
-        }
-        [] => {}
+fn id_field<'a>(input: &DeriveInput, fields: &[&'a Field], ids: &Marked<'a>, diag: &mut Diag) -> Option<&'a Field> {
+    if let Some(field) = only(input, ids, "id", diag) {
+        return Some(field);
     }
     if let Some(field) = fields.iter().find(|field| is_named(field, "event_id")) {
         return Some(*field);
     }
     if diag.has_errors() {
-        // A misspelt or unavailable `#[event(..)]` may have meant the id.
+        // A misspelt `#[event(..)]` may have meant the id.
         return None;
     }
     let report = diag.error(site(&input.ident), format!("the event `{}` has no id", input.ident));
     let typed = fields.iter().find(|field| field.ty.to_token_stream().to_string().ends_with("EventId"));
     match typed.and_then(|field| field.ident.as_ref()) {
         Some(field) => report.help(format!("mark the field: `#[event(id)] {field}: EventId`")),
-        None => report.help("add a field `event_id: EventId`, or mark another one with `#[event(id)]`"),
+        None => report
+            .help("add a field `event_id: EventId`, or mark another one with `#[event(id)]`")
+            .help("or name the fields that tell events apart: `#[event(key(order_id, kind))]`"),
     };
     None
 }
 
+/// The fields of a natural key.
+fn key_fields<'a>(input: &DeriveInput, fields: &[&'a Field], key: &[Ident], diag: &mut Diag) -> Vec<Part<'a>> {
+    let mut parts: Vec<Part<'a>> = Vec::new();
+    for name in key {
+        let Some(&field) = fields.iter().find(|field| is_named(field, &name.unraw().to_string())) else {
+            let names: Vec<String> = fields.iter().map(|field| show(field)).collect();
+            let message = format!("the event `{}` has no field `{name}`", input.ident);
+            let report = diag.error(site(name), message);
+            match suggest::nearest(&name.to_string(), names.iter().map(String::as_str)) {
+                Some(near) => report.help(format!("did you mean `{near}`?")),
+                None => report.help(format!("its fields are `{}`", names.join("`, `"))),
+            };
+            continue;
+        };
+        let Some(part) = part(field) else { continue };
+        if parts.iter().any(|(known, _)| *known == part.0) {
+            diag.error(site(name), format!("`{name}` stands twice in the key")).help("remove one");
+            continue;
+        }
+        parts.push(part);
+    }
+    parts
+}
+
+/// A version is compared within its aggregate, so there are both or none.
+fn version<'a>(
+    input: &DeriveInput,
+    versions: &Marked<'a>,
+    aggregates: &Marked<'a>,
+    diag: &mut Diag,
+) -> Option<Version<'a>> {
+    let version = only(input, versions, "version", diag);
+    let aggregate = only(input, aggregates, "aggregate", diag);
+    match (version, aggregate) {
+        (Some(version), Some(aggregate)) => Some(Version { version: part(version)?, aggregate: part(aggregate)? }),
+        (Some(_), None) if aggregates.is_empty() => {
+            diag.error(versions[0].1, format!("the version of `{}` belongs to no aggregate", input.ident))
+                .help("mark the field that names what has the version: `#[event(aggregate)]`");
+            None
+        }
+        (None, Some(_)) if versions.is_empty() => {
+            diag.error(aggregates[0].1, format!("the aggregate of `{}` has no version", input.ident))
+                .help("mark the field that grows with each change: `#[event(version)]`");
+            None
+        }
+        _ => None,
+    }
+}
+
+/// The one field marked with a word; a second one is an error.
+fn only<'a>(input: &DeriveInput, marked: &Marked<'a>, word: &str, diag: &mut Diag) -> Option<&'a Field> {
+    if let [(first, _), (_, second), ..] = marked.as_slice() {
+        diag.error(*second, format!("the event `{}` has two {word}s", input.ident))
+            .help(format!("`{}` is marked already: keep one `#[event({word})]`", show(first)));
+    }
+    marked.first().map(|(field, _)| *field)
+}
+
+fn part(field: &Field) -> Option<Part<'_>> {
+    Some((field.ident.as_ref()?, site(&field.ty)))
+}
+
 fn is_named(field: &Field, name: &str) -> bool {
-    field.ident.as_ref().is_some_and(|ident| ident == name)
+    field.ident.as_ref().is_some_and(|ident| ident.unraw() == name)
 }
 
-/// The words of all `#[event(..)]`; those that mean nothing today are reported.
-fn words(attrs: &[Attribute], diag: &mut Diag) -> Vec<(String, Site)> {
-    let mut words = Vec::new();
-    for attr in attrs.iter().filter(|attr| attr.path().is_ident("event")) {
-        let read = attr.parse_nested_meta(|meta| {
-            if let Some(word) = word(&meta, diag)? {
-                words.push((word, site(&meta.path)));
-            }
-            Ok(())
-        });
-        if let Err(error) = read {
-            diag.syn_error(&error).help("`#[event(id)]`");
-        }
-    }
-    words
-}
-
-/// One word that is available.
-fn word(meta: &ParseNestedMeta, diag: &mut Diag) -> syn::Result<Option<String>> {
-    let word = meta.path.to_token_stream().to_string();
-    let takes_more = !meta.input.is_empty() && !meta.input.peek(syn::Token![,]);
-    match word.as_str() {
-        "id" if takes_more => Err(meta.error("`id` takes no value")),
-        "id" => Ok(Some(word)),
-        "key" | "version" | "aggregate" => {
-            diag.error(site(&meta.path), format!("`#[event({word})]` is not available yet"))
-                .help("an event is recognised by its id: a field `event_id: EventId`");
-            skip_value(meta)?;
-            Ok(None)
-        }
-        _ => {
-            let near = suggest::nearest(&word, WORDS).unwrap_or("id");
-            diag.error(site(&meta.path), format!("unknown word `{word}`"))
-                .help(format!("did you mean `#[event({near})]`?"));
-            skip_value(meta)?;
-            Ok(None)
-        }
-    }
-}
-
-/// What belongs to a word that is refused anyway.
-fn skip_value(meta: &ParseNestedMeta) -> syn::Result<()> {
-    while !meta.input.is_empty() && !meta.input.peek(syn::Token![,]) {
-        meta.input.parse::<proc_macro2::TokenTree>()?;
-    }
-    Ok(())
+fn show(field: &Field) -> String {
+    field.ident.as_ref().map(ToString::to_string).unwrap_or_default()
 }

@@ -2,10 +2,10 @@
 //!
 //! It is read token by token rather than by syn's parser, which stops at the first mistake.
 
-use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 
-use super::keys::{self, KEYS, Key, Meant, Name, Runtime};
-use super::value::{self, Kind, Value, is_comma};
+use super::keys::{self, KEYS, Key, Meant, Name};
+use super::value::{self, Kind, Value, flat, is_comma};
 use crate::diag::Diag;
 
 /// What was written, each value of the right form. The rules between keys are in `check.rs`.
@@ -44,21 +44,6 @@ impl RawArgs {
     pub fn is_presumed(&self, name: Name) -> bool {
         self.presumed.contains(&name)
     }
-
-    /// Takes out what the runtime can't do yet, with an error for each.
-    pub fn refuse_unavailable(&mut self, diag: &mut Diag) {
-        self.given.retain(|given| {
-            let Key { word, about, runtime, .. } = given.key;
-            let way_out = match runtime {
-                Runtime::Available => return true,
-                Runtime::Only(value) if given.value.kind.is_written(value) => return true,
-                Runtime::Only(value) => format!("leave it out, or write `{word} = {value}`"),
-                Runtime::NotYet => "leave it out".to_owned(),
-            };
-            diag.error(given.span, format!("`{word}` is not available yet ({about})")).help(way_out);
-            false
-        });
-    }
 }
 
 /// Reads the tokens between the attribute's parentheses.
@@ -81,20 +66,6 @@ pub fn parse(tokens: TokenStream, diag: &mut Diag) -> RawArgs {
         };
     }
     raw
-}
-
-/// Macro fragments (`topic = $topic`) come in invisible groups.
-fn flat(tokens: TokenStream) -> Vec<TokenTree> {
-    let mut flat_tokens = Vec::new();
-    for token in tokens {
-        match token {
-            TokenTree::Group(group) if group.delimiter() == Delimiter::None => {
-                flat_tokens.extend(flat(group.stream()));
-            }
-            token => flat_tokens.push(token),
-        }
-    }
-    flat_tokens
 }
 
 /// Reads one entry, from behind its key; returns what follows it.
@@ -124,7 +95,8 @@ fn entry<'t>(raw: &mut RawArgs, ident: &Ident, rest: &'t [TokenTree], diag: &mut
     }
     given(raw, key, ident, &rest[..end], diag);
     if end < comma {
-        diag.error(rest[end].span(), format!("a comma is missing before `{}`", rest[end]));
+        diag.error(rest[end].span(), format!("a comma is missing before `{}`", rest[end]))
+            .help(format!("`, {} = ..`", rest[end]));
         return &rest[end..];
     }
     after(rest, comma)
@@ -169,8 +141,7 @@ fn unknown(ident: &Ident, word: &str, rest: &[TokenTree], diag: &mut Diag) -> Op
             format!("did you mean `{} = {value}`?", key.word)
         }
         (_, None) => {
-            let keys = KEYS.iter().filter(|key| key.runtime == Runtime::Available);
-            let words: Vec<String> = keys.map(|key| format!("`{}`", key.word)).collect();
+            let words: Vec<String> = KEYS.iter().map(|key| format!("`{}`", key.word)).collect();
             format!("the keys are {}", words.join(", "))
         }
     };
@@ -194,17 +165,6 @@ fn is_equals(tokens: &[TokenTree]) -> bool {
         _ => None,
     };
     punct(0) == Some('=') && !matches!(punct(1), Some('=' | '>'))
-}
-
-impl Kind {
-    /// Whether the value was written like this.
-    fn is_written(&self, value: &str) -> bool {
-        match self {
-            Self::Bool(given) => given.to_string() == value,
-            Self::Text(given) => format!("{given:?}") == value,
-            _ => false,
-        }
-    }
 }
 
 #[cfg(test)]

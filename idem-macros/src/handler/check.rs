@@ -7,7 +7,7 @@ use proc_macro2::Span;
 use super::args::RawArgs;
 use super::keys::{self, Name};
 use super::value::Kind;
-use crate::diag::Diag;
+use crate::diag::{Diag, Site};
 use crate::names;
 
 /// What expansion relies on.
@@ -19,6 +19,47 @@ pub struct HandlerArgs {
     pub retry: Option<Vec<Duration>>,
     pub timeout: Duration,
     pub concurrency: u16,
+    pub money: Option<Money>,
+    /// One of the words of its key, as in the next ones.
+    pub transaction: String,
+    pub batch: Option<u16>,
+    pub order: String,
+    pub expired: String,
+    pub stale: bool,
+}
+
+/// What `money = true` and its companions say.
+#[derive(Debug)]
+pub struct Money {
+    pub operation: Option<String>,
+    pub conflict: String,
+}
+
+/// What the handler's types have to agree with. Known also when another key is wrong, so that all
+/// mistakes are told at once.
+#[derive(Debug, Default)]
+pub struct Demands {
+    /// `None`: written wrongly, so nothing is demanded.
+    pub money: Option<bool>,
+    /// Where `true` stands.
+    pub money_at: Option<Site>,
+    /// `None`: written wrongly.
+    pub batch: Option<bool>,
+    /// Where the value of `stale` stands.
+    pub stale_at: Option<Site>,
+}
+
+impl Demands {
+    pub fn of(raw: &RawArgs) -> Self {
+        let known = |name, value| (!raw.is_presumed(name)).then_some(value);
+        let money = has_money(raw);
+        Self {
+            money: known(Name::Money, money),
+            money_at: raw.get(Name::Money).filter(|_| money).map(|value| value.site),
+            batch: known(Name::Batch, raw.get(Name::Batch).is_some()),
+            stale_at: raw.get(Name::Stale).map(|value| value.site),
+        }
+    }
 }
 
 /// The longest tier of the default configuration is the one that matters for names.
@@ -38,20 +79,25 @@ pub fn check(raw: &RawArgs, diag: &mut Diag) -> Option<HandlerArgs> {
     if diag.has_errors() {
         return None;
     }
+    let text = |name| raw.text(name).map(str::to_owned);
+    let batch = integer(raw, Name::Batch);
     Some(HandlerArgs {
-        topic: raw.text(Name::Topic)?.to_owned(),
-        group: raw.text(Name::Group)?.to_owned(),
-        event_type: raw.text(Name::EventType).map(str::to_owned),
+        topic: text(Name::Topic)?,
+        group: text(Name::Group)?,
+        event_type: text(Name::EventType),
         retry: tiers(raw).map(<[Duration]>::to_vec),
         timeout: match raw.get(Name::Timeout).map(|value| &value.kind) {
             Some(Kind::Duration(timeout)) => *timeout,
             _ => DEFAULT_TIMEOUT,
         },
-        concurrency: match raw.get(Name::Concurrency).map(|value| &value.kind) {
-            // The table's range fits.
-            Some(Kind::Integer(number)) => u16::try_from(*number).unwrap_or(u16::MAX),
-            _ => 1,
-        },
+        concurrency: integer(raw, Name::Concurrency).unwrap_or(1),
+        money: has_money(raw)
+            .then(|| Money { operation: text(Name::Operation), conflict: word(raw, Name::Conflict).to_owned() }),
+        transaction: if batch.is_some() { "shared" } else { word(raw, Name::Transaction) }.to_owned(),
+        batch,
+        order: word(raw, Name::Order).to_owned(),
+        expired: word(raw, Name::Expired).to_owned(),
+        stale: raw.get(Name::Stale).is_some(),
     })
 }
 
@@ -180,4 +226,17 @@ fn tiers(raw: &RawArgs) -> Option<&[Duration]> {
         Some(Kind::Tiers(tiers)) => Some(tiers),
         _ => None,
     }
+}
+
+/// Every range in the table fits.
+fn integer(raw: &RawArgs, name: Name) -> Option<u16> {
+    match raw.get(name).map(|value| &value.kind) {
+        Some(Kind::Integer(number)) => Some(u16::try_from(*number).unwrap_or(u16::MAX)),
+        _ => None,
+    }
+}
+
+/// The word that was given, else the one that holds anyway.
+fn word(raw: &RawArgs, name: Name) -> &str {
+    raw.text(name).unwrap_or_else(|| keys::first_word(name))
 }

@@ -28,9 +28,25 @@ fn every_key_and_parameter() {
 }
 
 #[test]
+fn money() {
+    insta::assert_snapshot!(expanded(
+        r#"topic = "orders", group = "billing", money = true, operation = "charge", stale = "skip""#,
+        "async fn on_order(tx: &mut Tx<'_>, event: Order, from: Delivery, payments: MoneyClient) -> HandlerResult {}",
+    ));
+}
+
+#[test]
+fn a_batch() {
+    insta::assert_snapshot!(expanded(
+        r#"topic = "orders", group = "billing", batch = 500"#,
+        "async fn on_orders(tx: &mut Tx<'_>, events: Vec<Order>) -> HandlerResult { Ok(()) }",
+    ));
+}
+
+#[test]
 fn a_mistake_in_the_attribute_still_checks_the_types() {
     insta::assert_snapshot!(expanded(
-        r#"topic = "orders", money = true"#,
+        r#"topic = "orders", money = "true""#,
         "async fn on_order(tx: &mut Tx<'_>, event: OrderConfirmed) -> HandlerResult { Ok(()) }",
     ));
 }

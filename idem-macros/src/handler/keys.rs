@@ -29,11 +29,11 @@ pub struct Key {
     pub form: Form,
     /// A value to paste.
     pub example: &'static str,
-    pub runtime: Runtime,
     /// The column "default" of the documentation.
     #[cfg_attr(not(test), expect(dead_code, reason = "a test compares it with the documentation"))]
     pub default: &'static str,
     /// The column "meaning" of the documentation.
+    #[cfg_attr(not(test), expect(dead_code, reason = "a test compares it with the documentation"))]
     pub about: &'static str,
 }
 
@@ -48,19 +48,11 @@ pub enum Form {
         min: u64,
         max: u64,
     },
+    /// One of these words; the first is what happens anyway.
     OneOf(&'static [&'static str]),
     Duration,
     /// Ascending delays.
     Tiers,
-}
-
-/// Whether the runtime can do what a key asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Runtime {
-    Available,
-    /// Not yet; only the value that says what happens anyway is accepted.
-    Only(&'static str),
-    NotYet,
 }
 
 impl Form {
@@ -93,7 +85,6 @@ pub const KEYS: &[Key] = &[
         word: "topic",
         form: Form::Kafka,
         example: r#""order-service.order.confirmed""#,
-        runtime: Runtime::Available,
         default: "required",
         about: "the Kafka topic",
     },
@@ -102,7 +93,6 @@ pub const KEYS: &[Key] = &[
         word: "group",
         form: Form::Kafka,
         example: r#""billing-order-confirmed""#,
-        runtime: Runtime::Available,
         default: "required",
         about: "the Kafka consumer group; an event takes effect once in each group",
     },
@@ -111,7 +101,6 @@ pub const KEYS: &[Key] = &[
         word: "event_type",
         form: Form::Text,
         example: r#""order.confirmed""#,
-        runtime: Runtime::Available,
         default: "none",
         about: "several handlers on one topic and group, told apart by the payload's `event_type`",
     },
@@ -120,7 +109,6 @@ pub const KEYS: &[Key] = &[
         word: "concurrency",
         form: Form::Integer { min: 1, max: 1024 },
         example: "8",
-        runtime: Runtime::Available,
         default: "`1`",
         about: "events of different Kafka keys in progress at once, per partition; the same key \
                 never overtakes itself",
@@ -130,7 +118,6 @@ pub const KEYS: &[Key] = &[
         word: "retry",
         form: Form::Tiers,
         example: r#"["1s", "1m", "10m"]"#,
-        runtime: Runtime::Available,
         default: "from the configuration",
         about: "the delays before a transient failure is tried again; `[]`: none, straight to the \
                 dead letter queue",
@@ -140,7 +127,6 @@ pub const KEYS: &[Key] = &[
         word: "timeout",
         form: Form::Duration,
         example: r#""20s""#,
-        runtime: Runtime::Available,
         default: "`\"20s\"`",
         about: "a handler that takes longer has failed, transiently",
     },
@@ -149,72 +135,67 @@ pub const KEYS: &[Key] = &[
         word: "money",
         form: Form::Bool,
         example: "true",
-        runtime: Runtime::Only("false"),
         default: "`false`",
-        about: "calls of a payment provider with an idempotency key",
+        about: "the handler calls a payment provider, through a `MoneyClient` parameter",
     },
     Key {
         name: Name::Operation,
         word: "operation",
         form: Form::Text,
         example: r#""charge""#,
-        runtime: Runtime::NotYet,
         default: "none",
-        about: "the name of a handler's money calls",
+        about: "names the money calls of the handler; only with `money`",
     },
     Key {
         name: Name::Conflict,
         word: "conflict",
         form: Form::OneOf(&["auto", "processed", "in_flight"]),
         example: r#""auto""#,
-        runtime: Runtime::NotYet,
         default: "`\"auto\"`",
-        about: "the meaning of a provider's HTTP 409",
+        about: "what the provider's HTTP 409 means: decided by what was recorded, done already, or still in \
+                flight; only with `money`",
     },
     Key {
         name: Name::Transaction,
         word: "transaction",
         form: Form::OneOf(&["own", "shared"]),
         example: r#""own""#,
-        runtime: Runtime::Only(r#""own""#),
         default: "`\"own\"`",
-        about: "many events in one transaction",
+        about: "`\"shared\"`: consecutive events share a transaction; not with `money`",
     },
     Key {
         name: Name::Batch,
         word: "batch",
         form: Form::Integer { min: 2, max: 10_000 },
         example: "500",
-        runtime: Runtime::NotYet,
         default: "none",
-        about: "many events in one call",
+        about: "the second parameter is a `Vec` of at most so many events, in one transaction; not with `money`",
     },
     Key {
         name: Name::Order,
         word: "order",
         form: Form::OneOf(&["partition", "key"]),
         example: r#""partition""#,
-        runtime: Runtime::Only(r#""partition""#),
         default: "`\"partition\"`",
-        about: "later events of a key that wait behind a failed one",
+        about: "`\"key\"`: while an event waits for a retry, later events of its Kafka key wait behind it; not with \
+                a shared transaction, `batch` or `retry = []`",
     },
     Key {
         name: Name::Expired,
         word: "expired",
         form: Form::OneOf(&["dlq", "process", "skip"]),
         example: r#""dlq""#,
-        runtime: Runtime::Only(r#""dlq""#),
         default: "`\"dlq\"`",
-        about: "what happens to an event whose id may have been forgotten",
+        about: "what happens to an event whose id may have been forgotten: dead-lettered, processed, skipped",
     },
     Key {
         name: Name::Stale,
         word: "stale",
         form: Form::OneOf(&["skip"]),
         example: r#""skip""#,
-        runtime: Runtime::NotYet,
         default: "none",
-        about: "what happens to an older version of an aggregate",
+        about: "an event older than the version applied already is skipped; it has `#[event(version)]` and \
+                `#[event(aggregate)]`",
     },
 ];
 
@@ -232,6 +213,12 @@ pub enum Meant {
 
 pub fn find(word: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.word == word)
+}
+
+/// The word that holds when a key with a list of words is not given.
+pub fn first_word(name: Name) -> &'static str {
+    let words = KEYS.iter().find(|key| key.name == name).map(|key| key.form);
+    if let Some(Form::OneOf([first, ..])) = words { first } else { "" }
 }
 
 pub fn meant(word: &str) -> Meant {
@@ -312,6 +299,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_first_word_of_a_list_is_the_default() {
+        for key in KEYS.iter().filter(|key| matches!(key.form, Form::OneOf(_)) && key.default != "none") {
+            assert_eq!(format!("`{:?}`", first_word(key.name)), key.default, "{}", key.word);
+        }
+    }
+
+    #[test]
     fn every_word_leads_to_a_key() {
         for (theirs, ours) in CALLED {
             assert!(find(ours).is_some(), "{theirs} -> {ours}");
@@ -326,7 +320,7 @@ mod tests {
     #[test]
     fn the_documentation_shows_the_table() {
         let mut table = String::from("| key | value | default | meaning |\n|---|---|---|---|\n");
-        for key in KEYS.iter().filter(|key| key.runtime == Runtime::Available) {
+        for key in KEYS {
             let Key { word, form, default, about, .. } = key;
             table += &format!("| `{word}` | {} | {default} | {about} |\n", form.describe());
         }

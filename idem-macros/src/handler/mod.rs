@@ -12,17 +12,19 @@ mod keys;
 mod signature;
 mod value;
 
+#[cfg(test)]
+pub use keys::KEYS;
+
 /// The user's function as it is, behind it its registration or what is wrong.
 pub fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
     let mut diag = Diag::new();
-    let mut raw = args::parse(args, &mut diag);
-    raw.refuse_unavailable(&mut diag);
+    let raw = args::parse(args, &mut diag);
+    let demands = check::Demands::of(&raw);
     let args = check::check(&raw, &mut diag);
-    let signature = signature::read(item.clone(), &mut diag);
-    let generated = match (args, signature) {
-        (Some(args), Some(signature)) => expand::registration(&args, &signature),
+    let generated = match (args, signature::read(item.clone(), &demands, &mut diag)) {
+        (Some(args), Some(handler)) => expand::registration(&args, &handler, &demands),
         // Mistakes in types are shown beside those in the attribute.
-        (None, Some(signature)) => expand::types_only(&signature),
+        (None, Some(handler)) => expand::types_only(&handler, &demands),
         // A broken signature would only cascade.
         (_, None) => TokenStream::new(),
     };

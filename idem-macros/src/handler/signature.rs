@@ -4,8 +4,11 @@
 use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::parse::{Parse, ParseStream};
-use syn::{Attribute, FnArg, PatType, ReturnType, Safety, Signature, Token, Type, Visibility};
+use syn::{
+    Attribute, FnArg, GenericParam, PatType, ReturnType, Safety, Signature, Token, Type, Visibility, WherePredicate,
+};
 
+use super::check::Demands;
 use crate::diag::{Diag, Site, site};
 
 /// A signature that can be registered: the name, and where each type stands.
@@ -14,6 +17,8 @@ pub struct Handler {
     pub deprecated: bool,
     pub tx: Site,
     pub event: Site,
+    /// The event's type is written `Vec<..>`.
+    pub is_vec: bool,
     pub params: Vec<Site>,
     pub output: Site,
 }
@@ -37,7 +42,7 @@ impl Parse for Item {
 }
 
 /// Reads the item; `None` when its signature has a mistake.
-pub fn read(item: TokenStream, diag: &mut Diag) -> Option<Handler> {
+pub fn read(item: TokenStream, demands: &Demands, diag: &mut Diag) -> Option<Handler> {
     let Ok(Item { attrs, sig, has_body }) = syn::parse2(item.clone()) else {
         no_function(item, diag);
         return None;
@@ -55,14 +60,14 @@ pub fn read(item: TokenStream, diag: &mut Diag) -> Option<Handler> {
     }
     qualifiers(&sig, &mut error);
     repeated_attribute(&attrs, &sig, &mut error);
-    let roles = parameters(&sig, &mut error);
+    let roles = parameters(&sig, demands, &mut error);
     let output = output(&sig, &mut error);
     if found > 0 {
         return None;
     }
-    let (tx, event, params) = roles?;
+    let Roles { tx, event, is_vec, params } = roles?;
     let deprecated = attrs.iter().any(|attr| attr.path().is_ident("deprecated"));
-    Some(Handler { ident: sig.ident, deprecated, tx, event, params, output: output? })
+    Some(Handler { ident: sig.ident, deprecated, tx, event, is_vec, params, output: output? })
 }
 
 /// Takes the place, the message and the help of one error.
@@ -94,7 +99,8 @@ fn qualifiers(sig: &Signature, error: &mut Error) {
     let mut refuse = |site: Site, what: &str| {
         error(site, format!("a handler can't be {what}"), whole.clone());
     };
-    if let Some(token) = &sig.constness {
+    // `const async` is refused by rustc itself.
+    if let (Some(token), None) = (&sig.constness, &sig.asyncness) {
         refuse(site(token), "`const`");
     }
     if let Safety::Unsafe(token) = &sig.safety {
@@ -106,10 +112,15 @@ fn qualifiers(sig: &Signature, error: &mut Error) {
     if let Some(variadic) = &sig.variadic {
         refuse(site(variadic), "variadic");
     }
+    let is_lifetime = |param: &&GenericParam| matches!(param, GenericParam::Lifetime(_));
+    let bounds_lifetimes = |predicate: &WherePredicate| matches!(predicate, WherePredicate::Lifetime(_));
     let generics = &sig.generics;
-    if !generics.params.is_empty() {
-        refuse(site(&generics.params), "generic: it is registered once, for one event");
-    } else if let Some(clause) = &generics.where_clause {
+    // Lifetimes are only names for what is elided elsewhere.
+    if let Some(param) = generics.params.iter().find(|param| !is_lifetime(param)) {
+        refuse(site(param), "generic: it is registered once, for one event");
+    } else if let Some(clause) =
+        generics.where_clause.as_ref().filter(|clause| !clause.predicates.iter().all(bounds_lifetimes))
+    {
         refuse(site(&clause.where_token), "generic, so it needs no `where`");
     }
 }
@@ -127,7 +138,14 @@ fn repeated_attribute(attrs: &[Attribute], sig: &Signature, error: &mut Error) {
 }
 
 /// Where the types of transaction, event and further parameters stand.
-fn parameters(sig: &Signature, error: &mut Error) -> Option<(Site, Site, Vec<Site>)> {
+struct Roles {
+    tx: Site,
+    event: Site,
+    is_vec: bool,
+    params: Vec<Site>,
+}
+
+fn parameters(sig: &Signature, demands: &Demands, error: &mut Error) -> Option<Roles> {
     let name = &sig.ident;
     let mut typed: Vec<&PatType> = Vec::new();
     for input in &sig.inputs {
@@ -162,11 +180,18 @@ fn parameters(sig: &Signature, error: &mut Error) -> Option<(Site, Site, Vec<Sit
         return None;
     }
     transaction(tx, error);
-    event_by_value(event, error);
+    event_by_value(event, demands, error);
+    let mut clients = 0;
     for param in params {
-        further(param, error);
+        clients += usize::from(last_segment(&param.ty).as_deref() == Some("MoneyClient"));
+        further(param, clients, error);
     }
-    Some((site(&tx.ty), site(&event.ty), params.iter().map(|param| site(&param.ty)).collect()))
+    Some(Roles {
+        tx: site(&tx.ty),
+        event: site(&event.ty),
+        is_vec: is_vec(&event.ty),
+        params: params.iter().map(|param| site(&param.ty)).collect(),
+    })
 }
 
 fn input_type(input: &FnArg) -> Option<&Type> {
@@ -187,13 +212,24 @@ fn transaction(tx: &PatType, error: &mut Error) {
         Type::Reference(reference) if reference.mutability.is_none() => {
             error(ty, "the transaction is borrowed mutably: every query needs it so".to_owned(), help);
         }
-        Type::Reference(_) => {
+        Type::Reference(reference) => {
             // A lifetime is a quote and an identifier.
-            let is_static = |token: &TokenTree| matches!(token, TokenTree::Ident(ident) if ident == "static");
-            let tokens = flat_idents(tx.ty.to_token_stream());
-            if let Some(token) = tokens.iter().find(|token| is_static(token)) {
+            let tokens = flat_idents(reference.elem.to_token_stream());
+            let named = |name: &Ident| {
+                tokens
+                    .iter()
+                    .find(|token| matches!(token, TokenTree::Ident(ident) if ident == name))
+                    .map(TokenTree::span)
+            };
+            let borrow = reference.lifetime.as_ref().map(|lifetime| &lifetime.ident).filter(|name| *name != "_");
+            let fixed = Ident::new("static", Span::call_site());
+            if let Some(at) = borrow.filter(|name| **name == fixed).map(Ident::span).or_else(|| named(&fixed)) {
                 let message = "the transaction ends with the handler's event, and is not `'static`";
-                error(token.span().into(), message.to_owned(), help);
+                error(at.into(), message.to_owned(), help);
+            } else if let Some((name, at)) = borrow.and_then(|name| Some((name, named(name)?))) {
+                let message =
+                    format!("the borrow of the transaction is shorter than `'{name}`, the transaction itself");
+                error(at.into(), message, help);
             }
         }
         _ => {
@@ -202,28 +238,30 @@ fn transaction(tx: &PatType, error: &mut Error) {
     }
 }
 
-/// `event: &E` and `events: Vec<E>`.
-fn event_by_value(event: &PatType, error: &mut Error) {
+/// `event: &E`, `events: &[E]`, and a `Vec` that nothing fills.
+fn event_by_value(event: &PatType, demands: &Demands, error: &mut Error) {
     let name = show(&event.pat);
     match &*event.ty {
         Type::Reference(reference) => {
-            let help = format!("`{name}: {}`", show(&reference.elem));
-            error(site(&event.ty), "the event belongs to the handler: take it by value".to_owned(), help);
-        }
-        ty if last_segment(ty).as_deref() == Some("Vec") => {
-            let message = "batches are not available yet: a call takes one event";
-            let help = match vec_element(ty) {
-                Some(element) => format!("`event: {element}`"),
-                None => "`event: OrderConfirmed`".to_owned(),
+            let (what, ty) = match &*reference.elem {
+                Type::Slice(slice) => ("events belong", format!("Vec<{}>", show(&slice.elem))),
+                ty => ("event belongs", show(ty)),
             };
-            error(site(ty), message.to_owned(), help);
+            let they = if what.ends_with('s') { "it" } else { "them" };
+            let message = format!("the {what} to the handler: take {they} by value");
+            error(site(&event.ty), message, format!("`{name}: {ty}`"));
+        }
+        ty if is_vec(ty) && demands.batch == Some(false) => {
+            let element = vec_element(ty).unwrap_or_else(|| "OrderConfirmed".to_owned());
+            let message = "a handler takes one event at a time, unless it has `batch`".to_owned();
+            error(site(ty), message, format!("add `batch = 500` to the attribute, or take `event: {element}`"));
         }
         _ => {}
     }
 }
 
-/// `other: &mut Tx<'_>`, `state: &State<T>` and `payments: MoneyClient`.
-fn further(param: &PatType, error: &mut Error) {
+/// `other: &mut Tx<'_>`, `state: &State<T>`, and the second `payments: MoneyClient`.
+fn further(param: &PatType, clients: usize, error: &mut Error) {
     let name = show(&param.pat);
     let last = last_segment(&param.ty);
     let (message, help) = if last.as_deref() == Some("Tx") {
@@ -232,13 +270,17 @@ fn further(param: &PatType, error: &mut Error) {
     } else if let Type::Reference(reference) = &*param.ty {
         let help = format!("`{name}: {}`", show(&reference.elem));
         (format!("`{name}` is made for each call: take it by value"), help)
-    } else if last.as_deref() == Some("MoneyClient") {
-        let help = "behind the event a handler takes `State<T>` and `Delivery`".to_owned();
-        ("`MoneyClient` is not available yet".to_owned(), help)
+    } else if last.as_deref() == Some("MoneyClient") && clients > 1 {
+        let help = format!("remove `{name}`: one client makes any number of calls");
+        ("a handler has one `MoneyClient`".to_owned(), help)
     } else {
         return;
     };
     error(site(&param.ty), message, help);
+}
+
+fn is_vec(ty: &Type) -> bool {
+    matches!(ty, Type::Path(_)) && last_segment(ty).as_deref() == Some("Vec")
 }
 
 fn output(sig: &Signature, error: &mut Error) -> Option<Site> {

@@ -2,6 +2,8 @@
 //!
 //! What a decision needs is an argument, what follows from it is a `#[must_use]` value.
 
+pub(crate) mod brake;
+pub(crate) mod circuit;
 pub(crate) mod key_lanes;
 pub(crate) mod offsets;
 pub(crate) mod outcome;
@@ -11,4 +13,5 @@ pub(crate) mod replay;
 pub(crate) mod retry;
 pub(crate) mod sql_error;
 pub(crate) mod step;
+pub(crate) mod topics;
 pub(crate) mod window;

@@ -76,6 +76,22 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
+    const ALL: [Self; 8] = [
+        Self::Unparsable,
+        Self::Null,
+        Self::BadId,
+        Self::Future,
+        Self::Permanent,
+        Self::Exhausted,
+        Self::Panic,
+        Self::Unmatched,
+    ];
+
+    /// Reads what [`as_str`](Self::as_str) writes.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.as_str() == text)
+    }
+
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Unparsable => "unparsable",

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::circuit::Verdict;
 use super::outcome::{Outcome, Reason};
 use super::retry;
 
@@ -27,13 +28,21 @@ pub(crate) enum Step {
     StopRun,
 }
 
-/// The step after an outcome of an event that has failed `attempt` times before.
-pub(crate) fn after(outcome: &Outcome, attempt: u32, tiers: &[Duration], unmatched_is_dead: bool) -> Step {
+/// The step after an outcome of an event that has failed `attempt` times before. `circuit`: what the
+/// handler's circuit says of a transient failure; an event that waits for it is never dead-lettered.
+pub(crate) fn after(
+    outcome: &Outcome,
+    attempt: u32,
+    tiers: &[Duration],
+    unmatched_is_dead: bool,
+    circuit: Verdict,
+) -> Step {
     match outcome {
         Outcome::Done | Outcome::Duplicate => Step::Advance,
         Outcome::Unmatched if unmatched_is_dead => Step::DeadLetter { reason: Reason::Unmatched },
         Outcome::Unmatched => Step::Advance,
         Outcome::Infrastructure(_) => Step::WaitInPlace,
+        Outcome::Transient { .. } if circuit == Verdict::Waits => Step::WaitInPlace,
         Outcome::Transient { panicked, .. } => match retry::next_tier(tiers, attempt) {
             Some(delay) => Step::Retry { delay },
             None => Step::DeadLetter { reason: if *panicked { Reason::Panic } else { Reason::Exhausted } },
@@ -77,11 +86,14 @@ mod tests {
         ];
         for (outcome, attempt, unmatched_is_dead, expected) in cases {
             assert_eq!(
-                after(&outcome, attempt, &TIERS, unmatched_is_dead),
+                after(&outcome, attempt, &TIERS, unmatched_is_dead, Verdict::Counts),
                 expected,
                 "{outcome:?} at attempt {attempt}"
             );
         }
-        assert_eq!(after(&transient(false), 0, &[], false), dead(Reason::Exhausted), "retry = []");
+        assert_eq!(after(&transient(false), 0, &[], false, Verdict::Counts), dead(Reason::Exhausted), "retry = []");
+        for attempt in [0, 9] {
+            assert_eq!(after(&transient(true), attempt, &TIERS, false, Verdict::Waits), Step::WaitInPlace);
+        }
     }
 }

@@ -9,11 +9,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use super::brakes::Brakes;
 use super::progress::{compare, write};
 use super::takeover::{self, Taken};
 use super::{GroupContext, progress};
 use crate::decide::position::CommittedBy;
 use crate::decide::progress::Verdict;
+use crate::health::Obstacle;
 use crate::kafka::consumer::{Command, Consumer, Event, Partition, Source};
 use crate::lane::{Lane, LaneState};
 use crate::pg::progress::Server;
@@ -72,6 +74,7 @@ pub(crate) struct Coordinator {
     suspects: BTreeSet<Partition>,
     metadata: String,
     idle_ticks: u32,
+    brakes: Brakes,
 }
 
 impl Coordinator {
@@ -89,6 +92,7 @@ impl Coordinator {
             suspects: BTreeSet::new(),
             metadata,
             idle_ticks: 0,
+            brakes: Brakes::default(),
         })
     }
 
@@ -153,6 +157,7 @@ impl Coordinator {
         let mut working = Vec::new();
         let mut idle = Vec::new();
         for partition in partitions {
+            self.group.health.forget_partition(&self.group.name, &partition);
             self.pending.remove(&partition);
             match self.owned.remove(&partition) {
                 Some(mut owned) if lost => {
@@ -215,10 +220,14 @@ impl Coordinator {
             .filter(|(_, pending)| pending.not_before <= now)
             .map(|(partition, pending)| (partition.clone(), *pending))
             .collect();
-        let taken = takeover::positions(&self.group, &self.consumer, &due).await;
+        let taken = match self.brakes.read(&self.group).await {
+            Ok(()) => takeover::positions(&self.group, &self.consumer, &due).await,
+            Err(error) => Err(error.into()),
+        };
         let mut assigned = Vec::new();
         match taken {
             Ok(taken) => {
+                self.group.health.clear(&Obstacle::Position(Arc::clone(&self.group.name)));
                 for (partition, Taken { offset, epoch, server }) in taken {
                     let Some(pending) = self.pending.remove(&partition) else { continue };
                     let (lane, sender) = Lane::start(Arc::clone(&self.group), offset, Arc::clone(&server));
@@ -229,11 +238,15 @@ impl Coordinator {
                         assigned.push(source);
                     }
                     let owned = Owned { lane, epoch, server, written: offset, attempted: None, committed: None };
+                    // Whoever engaged its brake may have been another member.
+                    self.brakes.apply(&partition, &owned);
                     self.owned.insert(partition, owned);
                 }
             }
             Err(error) => {
                 tracing::warn!(group = &*self.group.name, %error, "can't read the group's position; trying again");
+                let reason = format!("group {}: its position can't be read: {error}", self.group.name);
+                self.group.health.set(Obstacle::Position(Arc::clone(&self.group.name)), reason);
             }
         }
         if !assigned.is_empty() {
@@ -250,6 +263,7 @@ impl Coordinator {
     /// Writes what moved to the database, then tells Kafka; compares the rows where that is due.
     async fn record_progress(&mut self) {
         self.look_after_lanes().await;
+        self.brakes.look_after(&self.group, &self.owned).await;
         self.idle_ticks += 1;
         // A write whose answer was lost is cleared up before the next one.
         let unsure = self.owned.values().any(|owned| owned.attempted.is_some());
@@ -261,7 +275,12 @@ impl Coordinator {
         if moved && let Err(error) = write(&self.group, self.owned.iter_mut().collect()).await {
             let group = &*self.group.name;
             tracing::warn!(group, %error, "can't record progress; nothing is committed meanwhile");
+            let reason = format!("group {group}: its progress can't be recorded: {error}");
+            self.group.health.set(Obstacle::Position(Arc::clone(&self.group.name)), reason);
             return;
+        }
+        if self.pending.is_empty() {
+            self.group.health.clear(&Obstacle::Position(Arc::clone(&self.group.name)));
         }
         if self.owned.values().any(|owned| owned.attempted.is_some()) {
             self.compare().await;

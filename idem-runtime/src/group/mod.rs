@@ -1,5 +1,6 @@
 //! A consumer group: its handlers, its partitions, and its position in Kafka and in the database.
 
+mod brakes;
 mod coordinator;
 mod progress;
 mod takeover;
@@ -12,9 +13,11 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use uuid::Uuid;
 
 pub(crate) use self::coordinator::Coordinator;
+use crate::circuit::Circuit;
 use crate::config::Config;
 use crate::event::DecodeError;
 use crate::handler::{Handler, States};
+use crate::health::Health;
 use crate::kafka::names;
 use crate::kafka::producer::Producer;
 use crate::pg::session::Pools;
@@ -33,6 +36,9 @@ pub(crate) struct GroupContext {
     pub permits: Arc<Semaphore>,
     pub producer: Producer,
     pub lineage: Uuid,
+    /// By the name of the handler.
+    pub circuits: HashMap<&'static str, Circuit>,
+    pub health: Health,
     /// Asks the maintenance for partitions of the dedup table.
     pub missing_partition: Arc<Notify>,
     /// Asks the coordinator to compare the database with what it believes.
@@ -78,6 +84,11 @@ impl GroupContext {
                 Err(error) => Match::Unparsable(error),
             },
         }
+    }
+
+    /// The circuit of a handler; every handler of the group has one.
+    pub(crate) fn circuit(&self, handler: &str) -> Option<&Circuit> {
+        self.circuits.get(handler)
     }
 
     /// The delay tiers of a handler.

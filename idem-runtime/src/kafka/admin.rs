@@ -4,12 +4,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, NewTopic, OwnedResourceSpecifier, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 use super::producer::LogContext;
 use super::{client_config, names, on_thread};
 use crate::config::Config;
+use crate::decide::topics::{Finding, Purpose, Settings, judge, judge_tiers};
 
 /// What one group needs.
 pub(crate) struct Need {
@@ -24,7 +27,7 @@ pub(crate) enum TopicError {
     /// The broker did not answer: worth trying again.
     #[error("the broker is not reachable: {0}")]
     Unreachable(#[from] KafkaError),
-    /// Topics that a person must make.
+    /// What a person must mend: topics that are missing, or whose settings would lose events.
     #[error("{}", .0.join("; "))]
     Missing(Vec<String>),
 }
@@ -45,37 +48,67 @@ pub(crate) async fn ensure(config: &Config, needs: &[Need]) -> Result<HashSet<St
             tracing::warn!(group = need.group, topic, "the topic does not exist yet; it is read once it does");
         }
     }
-    let missing: Vec<Wanted> = needs
-        .iter()
-        .flat_map(|need| wanted(config, need, &partitions))
-        .filter(|topic| !partitions.contains_key(&topic.name))
-        .collect();
-    let existing = || partitions.keys().cloned().chain(missing.iter().map(|topic| topic.name.clone())).collect();
-    if missing.is_empty() {
-        return Ok(existing());
+    let own: Vec<Wanted> = needs.iter().flat_map(|need| wanted(config, need, &partitions)).collect();
+    let (existing, missing): (Vec<Wanted>, Vec<Wanted>) =
+        own.into_iter().partition(|topic| partitions.contains_key(&topic.name));
+    if !missing.is_empty() && !config.create_topics {
+        let name = |topic: &Wanted| {
+            format!("topic `{}` is missing: create it ({topic}), or set IDEM_CREATE_TOPICS=true", topic.name)
+        };
+        return Err(TopicError::Missing(missing.iter().map(name).collect()));
     }
-    if !config.create_topics {
-        return Err(TopicError::Missing(
-            missing
-                .iter()
-                .map(|topic| {
-                    format!("topic `{}` is missing: create it ({topic}), or set IDEM_CREATE_TOPICS=true", topic.name)
-                })
-                .collect(),
-        ));
-    }
-    match create(&client, needs, missing.clone()).await {
-        Ok(()) => Ok(existing()),
+    let all = partitions.keys().cloned().chain(missing.iter().map(|topic| topic.name.clone())).collect();
+    match check_and_create(&client, config, needs, existing, missing).await {
         Err(TopicError::Unreachable(error))
             if error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnsupportedFeature) =>
         {
             tracing::warn!(
                 "the broker can't create topics or describe them: they are not checked, and made by whoever runs it"
             );
-            Ok(existing())
         }
-        Err(error) => Err(error),
+        result => result?,
     }
+    Ok(all)
+}
+
+async fn check_and_create(
+    client: &Arc<AdminClient<LogContext>>,
+    config: &Config,
+    needs: &[Need],
+    existing: Vec<Wanted>,
+    missing: Vec<Wanted>,
+) -> Result<(), TopicError> {
+    let options = AdminOptions::new().request_timeout(Some(REQUEST)).operation_timeout(Some(REQUEST));
+    let origins = needs.iter().flat_map(|need| need.topics.iter().copied());
+    let described = origins.chain(existing.iter().map(|topic| topic.name.as_str())).collect();
+    let settings = describe(client, described, &options).await?;
+    let needed = |group: &str| {
+        let topics = needs.iter().filter(|need| need.group == group).flat_map(|need| &need.topics);
+        let limit = topics.filter_map(|topic| settings.get(*topic)?.max_message_bytes).max();
+        limit.unwrap_or(DEFAULT_MESSAGE_BYTES) + HEADER_BYTES
+    };
+    let mut findings: Vec<Finding> = Vec::new();
+    for topic in &existing {
+        if let Some(settings) = settings.get(&topic.name) {
+            findings.extend(judge(&topic.name, topic.purpose, settings, needed(&topic.group)));
+        }
+    }
+    findings.extend(needs.iter().filter_map(|need| judge_tiers(&need.group, &need.tiers, config.dedup_window)));
+    let mut problems = Vec::new();
+    for finding in findings {
+        match finding {
+            Finding::Error(problem) => problems.push(problem),
+            Finding::Warning(problem) if config.strict => problems.push(problem),
+            Finding::Warning(problem) => tracing::warn!("{problem}"),
+        }
+    }
+    if !problems.is_empty() {
+        return Err(TopicError::Missing(problems));
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    create(client, &missing, needed, &options).await
 }
 
 /// A topic the group needs.
@@ -83,6 +116,7 @@ pub(crate) async fn ensure(config: &Config, needs: &[Need]) -> Result<HashSet<St
 struct Wanted {
     name: String,
     group: String,
+    purpose: Purpose,
     partitions: i32,
     retention_ms: i64,
 }
@@ -98,24 +132,31 @@ fn wanted(config: &Config, need: &Need, partitions: &BTreeMap<String, i32>) -> V
     let count = need.topics.iter().filter_map(|topic| partitions.get(*topic)).max().copied().unwrap_or(-1);
     let waiting = config.max_hold + need.tiers.iter().sum::<Duration>();
     let waiting_ms = i64::try_from(waiting.as_millis()).unwrap_or(i64::MAX);
-    let topic = |name, retention_ms| Wanted { name, group: need.group.clone(), partitions: count, retention_ms };
+    let topic = |name, purpose, retention_ms| Wanted {
+        name,
+        group: need.group.clone(),
+        purpose,
+        partitions: count,
+        retention_ms,
+    };
     need.tiers
         .iter()
-        .map(|&delay| topic(names::retry_topic(&need.group, delay), waiting_ms))
-        .chain([topic(names::replay_topic(&need.group), waiting_ms), topic(names::dlq_topic(&need.group), -1)])
+        .map(|&delay| topic(names::retry_topic(&need.group, delay), Purpose::Retry(delay), waiting_ms))
+        .chain([
+            topic(names::replay_topic(&need.group), Purpose::Replay, waiting_ms),
+            topic(names::dlq_topic(&need.group), Purpose::DeadLetters, -1),
+        ])
         .collect()
 }
 
-async fn create(client: &Arc<AdminClient<LogContext>>, needs: &[Need], missing: Vec<Wanted>) -> Result<(), TopicError> {
-    let options = AdminOptions::new().request_timeout(Some(REQUEST)).operation_timeout(Some(REQUEST));
-    let limits = message_limits(client, needs, &options).await?;
-    let texts: Vec<(String, String)> = missing
-        .iter()
-        .map(|topic| {
-            let limit = limits.get(&topic.group).copied().unwrap_or(DEFAULT_MESSAGE_BYTES);
-            (topic.retention_ms.to_string(), (limit + HEADER_BYTES).to_string())
-        })
-        .collect();
+async fn create(
+    client: &Arc<AdminClient<LogContext>>,
+    missing: &[Wanted],
+    needed_bytes: impl Fn(&str) -> u64,
+    options: &AdminOptions,
+) -> Result<(), TopicError> {
+    let texts: Vec<(String, String)> =
+        missing.iter().map(|topic| (topic.retention_ms.to_string(), needed_bytes(&topic.group).to_string())).collect();
     let new: Vec<NewTopic<'_>> = missing
         .iter()
         .zip(&texts)
@@ -127,7 +168,7 @@ async fn create(client: &Arc<AdminClient<LogContext>>, needs: &[Need], missing: 
         })
         .collect();
     let mut refused = Vec::new();
-    for result in client.create_topics(&new, &options).await? {
+    for result in client.create_topics(&new, options).await? {
         match result {
             Ok(name) => tracing::info!(topic = name, "created"),
             // Another process of the group was faster.
@@ -161,29 +202,28 @@ async fn create(client: &Arc<AdminClient<LogContext>>, needs: &[Need], missing: 
     Ok(())
 }
 
-/// The largest `max.message.bytes` among a group's topics.
-async fn message_limits(
+/// The settings of topics, of those that exist.
+async fn describe(
     client: &AdminClient<LogContext>,
-    needs: &[Need],
+    topics: HashSet<&str>,
     options: &AdminOptions,
-) -> Result<HashMap<String, u64>, TopicError> {
-    let topics: HashSet<&str> = needs.iter().flat_map(|need| need.topics.iter().copied()).collect();
+) -> Result<HashMap<String, Settings>, TopicError> {
     let specifiers: Vec<ResourceSpecifier<'_>> = topics.into_iter().map(ResourceSpecifier::Topic).collect();
     let mut by_topic = HashMap::new();
     for resource in client.describe_configs(&specifiers, options).await? {
-        // A topic that does not exist yet has no limit of its own.
+        // A topic that does not exist yet has no settings.
         let Ok(resource) = resource else { continue };
-        let limit = resource.get("max.message.bytes").and_then(|entry| entry.value.as_ref()?.parse::<u64>().ok());
-        if let (rdkafka::admin::OwnedResourceSpecifier::Topic(topic), Some(limit)) = (&resource.specifier, limit) {
-            by_topic.insert(topic.clone(), limit);
+        let value = |name: &str| resource.get(name).and_then(|entry| entry.value.clone());
+        let settings = Settings {
+            cleanup_policy: value("cleanup.policy"),
+            retention_ms: value("retention.ms").and_then(|value| value.parse().ok()),
+            max_message_bytes: value("max.message.bytes").and_then(|value| value.parse().ok()),
+        };
+        if let OwnedResourceSpecifier::Topic(topic) = &resource.specifier {
+            by_topic.insert(topic.clone(), settings);
         }
     }
-    Ok(needs
-        .iter()
-        .filter_map(|need| {
-            Some((need.group.clone(), need.topics.iter().filter_map(|topic| by_topic.get(*topic)).max().copied()?))
-        })
-        .collect())
+    Ok(by_topic)
 }
 
 async fn partition_counts(client: &Arc<AdminClient<LogContext>>) -> Result<BTreeMap<String, i32>, KafkaError> {

@@ -32,6 +32,10 @@ pub(crate) fn consumer(config: &Config, group: &str) -> ClientConfig {
     client.set("queued.min.messages", "1000");
     client = with_users(client, config);
     client.set("group.id", group);
+    if let Some(instance) = config.kafka.get("group.instance.id") {
+        // Kafka tells members apart within a group; people and logs tell them apart by this alone.
+        client.set("group.instance.id", format!("{instance}-{group}"));
+    }
     client.set("enable.auto.commit", "false");
     client.set("enable.auto.offset.store", "false");
     // The library decides the position; an offset out of range is an error that it sees.

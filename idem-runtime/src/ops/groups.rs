@@ -7,6 +7,7 @@ use uuid::Uuid;
 use super::{Ops, OpsError, Timestamp};
 use crate::decide::position::CommittedBy;
 use crate::kafka::consumer::Partition;
+use crate::pg::brakes;
 
 /// A group of `consumer_progress`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -45,6 +46,37 @@ pub async fn list(ops: &Ops) -> Result<Vec<Group>, OpsError> {
         })
     })
     .await
+}
+
+/// A lane that was stopped because everything in it went to the dead letter queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct StoppedLane {
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: i32,
+}
+
+/// What [`resume`] let go on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Resumed {
+    /// The group.
+    pub group: String,
+    /// Its lanes that were stopped.
+    pub lanes: Vec<StoppedLane>,
+}
+
+/// Lets the stopped lanes of a group go on, within a second or two.
+///
+/// # Errors
+/// When the database is away, or has no tables.
+pub async fn resume(ops: &Ops, name: &str) -> Result<Resumed, OpsError> {
+    let group = name.to_owned();
+    let released = ops.database("release the brakes of a group", |connection| {
+        Box::pin(async move { brakes::release(connection, &group).await })
+    });
+    let lane = |Partition { topic, number }| StoppedLane { topic: topic.to_string(), partition: number };
+    Ok(Resumed { group: name.to_owned(), lanes: released.await?.into_iter().map(lane).collect() })
 }
 
 /// What [`accept`] changed.

@@ -1,0 +1,12 @@
+use idem_runtime::prelude::*;
+
+#[derive(serde::Deserialize, Event)]
+struct OrderConfirmed {
+    event_id: EventId,
+    #[event(aggregate)]
+    order_ids: Vec<i64>,
+    #[event(version)]
+    revision: i64,
+}
+
+fn main() {}

@@ -1,0 +1,11 @@
+use idem_runtime::prelude::*;
+
+#[derive(serde::Deserialize, Event)]
+#[event(key(order_id))]
+struct OrderConfirmed {
+    order_id: i64,
+    #[event(id)]
+    message: EventId,
+}
+
+fn main() {}

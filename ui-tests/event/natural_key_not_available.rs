@@ -1,9 +1,0 @@
-use idem_runtime::prelude::*;
-
-#[derive(serde::Deserialize, Event)]
-#[event(key(order_id))]
-struct OrderConfirmed {
-    order_id: i64,
-}
-
-fn main() {}

@@ -1,0 +1,17 @@
+use idem_runtime::prelude::*;
+
+#[derive(serde::Deserialize, Event)]
+struct OrderConfirmed {
+    event_id: EventId,
+}
+
+mod other {
+    pub struct MoneyClient;
+}
+
+#[idempotent_handler(topic = "orders", group = "billing", money = true)]
+async fn on_order(_tx: &mut Tx<'_>, _event: OrderConfirmed, _payments: other::MoneyClient) -> HandlerResult {
+    Ok(())
+}
+
+fn main() {}
