@@ -209,6 +209,27 @@ async fn a_replay_ends_where_the_queue_ended_when_it_began() {
     assert_eq!((whole.matched, whole.to_replay, whole.limit_reached), (601, 600, false));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_letter_that_the_replay_topic_does_not_take_holds_up_no_other() {
+    let env = TestEnv::new().await;
+    let ops = ops(&env);
+    status::migrate(&ops).await.unwrap();
+    let (group, queue) = (env.group("small"), env.topic("small.dlq"));
+    env.kafka.create_topic(&queue, 1).await;
+    env.kafka.create_topic_with_config(&env.topic("small.replay"), 1, &[("max.message.bytes", "2000")]).await;
+    // A topic that was made anew has the offsets of its forerunner.
+    for (padding, produced_at) in [(5_000, b"1000"), (0, b"2000"), (0, b"3000")] {
+        let value = serde_json::json!({"event_id": EventId::now(), "padding": "x".repeat(padding)}).to_string();
+        let letter = Record::to(&queue).value(&value).header("idem-attempt", Some(b"1"));
+        let letter = letter.header("idem-origin-topic", Some(b"orders")).header("idem-origin-partition", Some(b"0"));
+        let letter = letter.header("idem-origin-offset", Some(b"0"));
+        env.kafka.produce(letter.header("idem-origin-timestamp", Some(produced_at))).await;
+    }
+    let report = replay::replay(&ops, &group, &Options::default(), &mut ops::silent).await.unwrap();
+    assert_eq!((report.matched, report.replayed, report.impossible, report.superseded), (3, 2, 1, 0));
+    assert_eq!(report.events[0].action, replay::Action::TooLarge);
+}
+
 #[idempotent_handler(topic = "rewound.orders", group = "rewound")]
 async fn rewound(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
     orders::handle(tx, order, &delivery, "rewound").await

@@ -139,6 +139,34 @@ async fn a_record_that_does_not_fit_again_goes_to_the_dead_letters_without_its_v
     assert_eq!(letters[1].header("idem-origin-offset").as_deref(), Some("1"));
 }
 
+#[idempotent_handler(topic = "batched.orders", group = "batched", retry = ["100ms"], concurrency = 16)]
+async fn batched(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "batched").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_fit_one_by_one_are_retried_also_when_they_leave_together() {
+    let env = TestEnv::new().await;
+    orders::create_tables(&env.pool).await;
+    env.kafka.create_topic("batched.orders", 1).await;
+    for topic in ["batched.retry.100ms", "batched.dlq"] {
+        env.kafka.create_topic_with_config(topic, 1, &[("max.message.bytes", "2000")]).await;
+    }
+    let padding = "x".repeat(1_000);
+    let mut ids = Vec::new();
+    for number in 0..64 {
+        let id = EventId::now().uuid();
+        let value = serde_json::json!({"event_id": id, "plan": Plan::FailTimes(1), "padding": padding}).to_string();
+        env.kafka.produce(Record::to("batched.orders").key(&i32::to_string(&number)).value(&value)).await;
+        ids.push(id);
+    }
+    let run = Run::start(&env, &["batched"]);
+    eventually(LIMIT, "all effects", async || orders::effect_count(&env.pool, "batched").await == 64).await;
+    run.stop().await.unwrap();
+    orders::assert_each_once(&env.pool, "batched", &ids).await;
+    assert_eq!(env.kafka.read_all("batched.dlq").await, []);
+}
+
 #[idempotent_handler(topic = "tiers.orders", group = "tiers", retry = ["300ms", "600ms"])]
 async fn tiers(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
     orders::handle(tx, order, &delivery, "tiers").await

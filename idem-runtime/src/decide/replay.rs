@@ -43,12 +43,14 @@ pub enum Action {
     Superseded,
     /// Skipped: its value did not fit into the queue. It may still be at its origin.
     WithoutValue,
+    /// Refused: it is larger than the replay topic takes, see the topic's `max.message.bytes`.
+    TooLarge,
     /// Skipped: it does not say where it comes from, so the library did not write it, and the group
     /// would only dead-letter it again.
     Foreign,
 }
 
-/// Decides.
+/// Decides. That a record is too large only the broker knows.
 pub(crate) fn action(facts: &Facts) -> Action {
     match facts {
         Facts { is_ours: false, .. } => Action::Foreign,

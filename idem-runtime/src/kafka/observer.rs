@@ -28,6 +28,9 @@ impl ConsumerContext for LogContext {}
 
 type Client = BaseConsumer<LogContext>;
 
+/// A record that was read; `None` is the end.
+pub(crate) type Read = KafkaResult<Option<Record>>;
+
 /// Asks and reads. Each question has a client of its own, on a thread of its own: closing one may
 /// block as well.
 pub(crate) struct Observer {
@@ -103,18 +106,17 @@ impl Observer {
         .await
     }
 
-    /// The records of a topic within the given ranges, each partition's in order. Ends after the last
-    /// one, or with an error; dropping the receiver ends the reading.
-    pub(crate) fn read(&self, topic: &str, ranges: BTreeMap<i32, Range<i64>>) -> mpsc::Receiver<KafkaResult<Record>> {
+    /// The records of a topic within the given ranges, each partition's in order, and `None` after the
+    /// last one: a channel that ends without it was cut off. Dropping the receiver ends the reading.
+    pub(crate) fn read(&self, topic: &str, ranges: BTreeMap<i32, Range<i64>>) -> mpsc::Receiver<Read> {
         let (sender, receiver) = mpsc::channel(AHEAD);
         let (config, topic) = (self.config.clone(), Arc::from(topic));
         tokio::spawn(async move {
             on_thread(move || {
                 let client: KafkaResult<Client> = config.create_with_context(LogContext);
-                if let Err(error) = client.and_then(|client| read(&client, &topic, ranges, &sender)) {
-                    // A reader that is gone does not miss it.
-                    let _ = sender.blocking_send(Err(error));
-                }
+                let end = client.and_then(|client| read(&client, &topic, ranges, &sender));
+                // A reader that is gone does not miss it.
+                let _ = sender.blocking_send(end.map(|()| None));
             })
             .await
         });
@@ -138,7 +140,7 @@ fn read(
     client: &Client,
     topic: &Arc<str>,
     mut open: BTreeMap<i32, Range<i64>>,
-    to: &mpsc::Sender<KafkaResult<Record>>,
+    to: &mpsc::Sender<Read>,
 ) -> KafkaResult<()> {
     open.retain(|_, range| !range.is_empty());
     let mut list = TopicPartitionList::with_capacity(open.len());
@@ -153,7 +155,7 @@ fn read(
                 let (partition, offset) = (message.partition(), message.offset());
                 let Some(range) = open.get(&partition) else { continue };
                 let end = range.end;
-                if offset < end && to.blocking_send(Ok(Record::detach(&message, Arc::clone(topic)))).is_err() {
+                if offset < end && to.blocking_send(Ok(Some(Record::detach(&message, Arc::clone(topic))))).is_err() {
                     return Ok(());
                 }
                 if offset + 1 >= end {

@@ -1,12 +1,13 @@
 //! Publishing to a group's own topics.
 
 use std::future::Future;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rdkafka::client::ClientContext;
-use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::OwnedHeaders;
+use rdkafka::message::{Message, OwnedHeaders, OwnedMessage};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 
 use super::client_config;
@@ -39,10 +40,16 @@ pub(crate) fn log_line(level: RDKafkaLogLevel, facility: &str, message: &str) {
     }
 }
 
+/// Longest wait for a place in the producer's queue.
+const QUEUE_WAIT: Duration = Duration::from_secs(10);
+
 /// The idempotent producer of retries and dead letters, shared by every group of the process.
 #[derive(Clone)]
 pub(crate) struct Producer {
     inner: FutureProducer<LogContext>,
+    /// Sends each record in a batch of its own; made when it is first needed.
+    single: Arc<OnceLock<FutureProducer<LogContext>>>,
+    single_config: ClientConfig,
 }
 
 /// Why a record was not acknowledged.
@@ -61,7 +68,11 @@ pub(crate) enum PublishError {
 
 impl Producer {
     pub(crate) fn new(config: &Config) -> Result<Self, KafkaError> {
-        Ok(Self { inner: client_config::producer(config).create_with_context(LogContext)? })
+        let config = client_config::producer(config);
+        let inner = config.create_with_context(LogContext)?;
+        let mut single_config = config;
+        single_config.set("batch.num.messages", "1");
+        Ok(Self { inner, single: Arc::default(), single_config })
     }
 
     /// Publishes, and returns when all in-sync replicas have acknowledged it.
@@ -72,8 +83,10 @@ impl Producer {
         payload: Option<&[u8]>,
         headers: OwnedHeaders,
     ) -> Result<(), PublishError> {
-        let sent = self.inner.send(record(topic, key, payload, headers), Duration::from_secs(10)).await;
-        sent.map(drop).map_err(|(error, _)| self.refused(error))
+        match self.inner.send(record(topic, key, payload, headers), QUEUE_WAIT).await {
+            Ok(_) => Ok(()),
+            Err((error, record)) => self.after(error, record).await,
+        }
     }
 
     /// Queues a record at once, so that records leave in the order of the calls, and gives its
@@ -88,17 +101,36 @@ impl Producer {
         let queued = self.inner.send_result(record(topic, key, payload, headers)).map_err(|(error, _)| error);
         let producer = self.clone();
         async move {
-            let answer = match queued {
-                Ok(delivery) => delivery.await.map(|answer| answer.map_err(|(error, _)| error)),
-                Err(error) => Ok(Err(error)),
-            };
-            match answer {
-                Ok(Ok(_)) => Ok(()),
-                Ok(Err(error)) => Err(producer.refused(error)),
-                // The producer is gone before its record: nobody knows.
-                Err(_canceled) => Err(PublishError::Unavailable(KafkaError::Canceled)),
+            match queued {
+                Err(error) => Err(producer.refused(error)),
+                Ok(delivery) => match delivery.await {
+                    Ok(Ok(_)) => Ok(()),
+                    Ok(Err((error, record))) => producer.after(error, record).await,
+                    // The producer is gone before its record: nobody knows.
+                    Err(_canceled) => Err(PublishError::Unavailable(KafkaError::Canceled)),
+                },
             }
         }
+    }
+
+    /// The broker refuses a batch that is larger than the topic takes, also where each of its records
+    /// would fit, and librdkafka does not split it: only alone a record shows that it is too large.
+    async fn after(&self, error: KafkaError, refused: OwnedMessage) -> Result<(), PublishError> {
+        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::MessageSizeTooLarge) {
+            return Err(self.refused(error));
+        }
+        let single = self.single().map_err(PublishError::Unavailable)?;
+        let headers = refused.headers().cloned().unwrap_or_default();
+        let sent = single.send(record(refused.topic(), refused.key(), refused.payload(), headers), QUEUE_WAIT);
+        sent.await.map(drop).map_err(|(error, _)| self.refused(error))
+    }
+
+    fn single(&self) -> Result<&FutureProducer<LogContext>, KafkaError> {
+        if self.single.get().is_none() {
+            // Another task that is faster has made as good a one.
+            let _ = self.single.set(self.single_config.create_with_context(LogContext)?);
+        }
+        self.single.get().ok_or(KafkaError::Canceled)
     }
 
     fn refused(&self, error: KafkaError) -> PublishError {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use rdkafka::error::KafkaError;
 use serde::Serialize;
 use tokio::sync::mpsc;
 use uuid::Uuid;
@@ -13,6 +14,7 @@ use super::{Bytes, OnProgress, Ops, OpsError, Progress, Timestamp};
 use crate::handler::RawHeader;
 use crate::kafka::consumer::Partition;
 use crate::kafka::names;
+use crate::kafka::observer::{Observer, Read};
 use crate::kafka::record::{Origin, Record};
 
 /// Which dead letters. The default is all of them; what is said must hold together.
@@ -87,6 +89,8 @@ pub struct Place {
     pub partition: i32,
     /// The offset.
     pub offset: i64,
+    /// The record's own timestamp. It tells events apart whose topic was made anew.
+    pub at: Option<Timestamp>,
 }
 
 /// One dead letter, as its headers tell.
@@ -135,6 +139,7 @@ impl Letter {
                 topic: origin.topic.to_string(),
                 partition: origin.partition,
                 offset: origin.offset,
+                at: origin.timestamp_millis.and_then(Timestamp::of_millis),
             }),
         }
     }
@@ -282,7 +287,7 @@ pub(super) struct Queue {
     pub(super) topic: Arc<str>,
     /// The partitions of the cluster, to look for other topics.
     pub(super) cluster: BTreeMap<Partition, bool>,
-    observer: crate::kafka::observer::Observer,
+    observer: Observer,
     ranges: BTreeMap<i32, Range<i64>>,
 }
 
@@ -335,16 +340,16 @@ pub(super) struct Reading<'a> {
     total: u64,
     /// By partition: offsets that are no records, such as the ends of transactions, count too.
     passed: BTreeMap<i32, u64>,
-    records: mpsc::Receiver<rdkafka::error::KafkaResult<Record>>,
+    records: mpsc::Receiver<Read>,
 }
 
 impl Reading<'_> {
     pub(super) async fn next(&mut self, on_progress: OnProgress<'_>) -> Result<Option<Record>, OpsError> {
-        let Some(record) = self.records.recv().await else {
+        let read = self.records.recv().await.unwrap_or(Err(KafkaError::Canceled));
+        let Some(record) = read.map_err(OpsError::kafka(format!("give out `{}`", self.queue.topic)))? else {
             on_progress(Progress { read: self.total, total: self.total });
             return Ok(None);
         };
-        let record = record.map_err(OpsError::kafka(format!("give out `{}`", self.queue.topic)))?;
         let start = self.queue.ranges.get(&record.partition).map_or(0, |range| range.start);
         self.passed.insert(record.partition, u64::try_from(record.offset - start + 1).unwrap_or(0));
         on_progress(Progress { read: self.passed.values().sum(), total: self.total });

@@ -50,8 +50,8 @@ pub struct Replayed {
     pub done: u64,
     /// Of them: a later letter of the same event stands in the queue, skipped.
     pub superseded: u64,
-    /// Of them: can't be replayed, because their value did not fit into the queue or the library did
-    /// not write them.
+    /// Of them: can't be replayed, because their value did not fit into the queue, they do not fit
+    /// into the replay topic, or the library did not write them.
     pub impossible: u64,
     /// Whether the limit ended it before the end of the queue.
     pub limit_reached: bool,
@@ -246,9 +246,12 @@ impl Work<'_> {
             }
             let replay = Replay { count: letter.replay_count.saturating_add(1), at_millis: now };
             if action == Action::Replay {
+                let at = self.report.events.len();
                 sent.extend(self.producer.as_ref().map(|producer| {
                     let headers = record.headers_for_replay(replay);
-                    producer.enqueue(&self.report.to, record.key.as_deref(), record.payload.as_deref(), headers)
+                    let sent =
+                        producer.enqueue(&self.report.to, record.key.as_deref(), record.payload.as_deref(), headers);
+                    async move { (at, sent.await) }
                 }));
             }
             self.count(state, action);
@@ -265,9 +268,15 @@ impl Work<'_> {
             });
         }
         let mut refused: Option<PublishError> = None;
-        for answer in join_all(sent).await {
+        for (at, answer) in join_all(sent).await {
             match answer {
                 Ok(()) => self.report.replayed += 1,
+                // It would stop every replay at the same place.
+                Err(PublishError::TooLarge) => {
+                    self.report.events[at].action = Action::TooLarge;
+                    self.report.to_replay -= 1;
+                    self.report.impossible += 1;
+                }
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
@@ -294,7 +303,7 @@ impl Work<'_> {
             Action::Replay => report.to_replay += 1,
             Action::Done => report.done += 1,
             Action::Superseded => report.superseded += 1,
-            Action::WithoutValue | Action::Foreign => report.impossible += 1,
+            Action::WithoutValue | Action::TooLarge | Action::Foreign => report.impossible += 1,
         }
     }
 }
