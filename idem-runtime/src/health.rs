@@ -36,6 +36,8 @@ pub(crate) enum Obstacle {
     Circuit(&'static str),
     /// A lane was stopped by its brake.
     Brake(Arc<str>, i32),
+    /// Too many events of a partition are parked.
+    Parked(Arc<str>, i32),
 }
 
 impl Health {
@@ -65,6 +67,7 @@ impl Health {
         let mut reasons = self.lock();
         reasons.remove(&Obstacle::Waiting(Arc::clone(topic), partition));
         reasons.remove(&Obstacle::Brake(Arc::clone(topic), partition));
+        reasons.remove(&Obstacle::Parked(Arc::clone(topic), partition));
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Obstacle, String>> {
