@@ -153,3 +153,89 @@ pub(crate) fn keep(place: Place, step: &Step) -> Keep {
         (Place::Row, Step::WaitInPlace | Step::StopRun) | (Place::Topics | Place::Key, _) => Keep::Nothing,
     }
 }
+
+#[cfg(test)]
+mod model;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::outcome::Reason;
+
+    #[test]
+    fn a_key_is_parked_while_it_has_rows() {
+        let mut parked = Parked::new(9);
+        assert_eq!(parked.arrival('a', 3), Arrival::Handle);
+        parked.insert('a', 3, 100);
+        let cases =
+            [('a', 3, Arrival::Known), ('a', 4, Arrival::Behind), ('a', 2, Arrival::Behind), ('b', 4, Arrival::Handle)];
+        for (key, offset, arrival) in cases {
+            assert_eq!(parked.arrival(key, offset), arrival, "{key}/{offset}");
+        }
+        parked.remove('a', 3);
+        assert_eq!((parked.arrival('a', 3), parked.len()), (Arrival::Handle, 0));
+    }
+
+    #[test]
+    fn heads_are_driven_when_due_and_one_of_a_key_at_a_time() {
+        let mut parked = Parked::new(9);
+        parked.insert('a', 3, 100);
+        parked.insert('a', 5, 0);
+        parked.insert('b', 4, 50);
+        assert_eq!((parked.next_due(), parked.take_due(49)), (Some(50), None), "a's follower is due, not its head");
+        assert_eq!((parked.take_due(100), parked.take_due(100), parked.take_due(100)), (Some('b'), Some('a'), None));
+        // Followers that arrive meanwhile do not make it two.
+        parked.insert('a', 7, 0);
+        assert_eq!((parked.take_due(100), parked.head('a')), (None, Some(3)));
+        parked.postpone('a', 3, 200);
+        assert_eq!((parked.take_due(199), parked.take_due(200)), (None, Some('a')));
+        parked.remove('a', 3);
+        assert_eq!((parked.take_due(200), parked.head('a')), (Some('a'), Some(5)), "the next one at once");
+    }
+
+    #[test]
+    fn a_redelivered_event_goes_before_the_rows_behind_it() {
+        let mut parked = Parked::new(9);
+        parked.insert('a', 5, 1_000);
+        parked.insert('a', 3, 0);
+        assert_eq!((parked.take_due(0), parked.head('a')), (Some('a'), Some(3)));
+        parked.remove('a', 3);
+        assert_eq!((parked.take_due(999), parked.next_due()), (None, Some(1_000)));
+    }
+
+    #[test]
+    fn it_is_full_at_its_limit_until_a_row_goes() {
+        let mut parked = Parked::new(2);
+        parked.insert('a', 1, 0);
+        parked.insert('a', 1, 0);
+        assert!(!parked.is_full());
+        parked.insert('b', 2, 0);
+        assert!(parked.is_full());
+        parked.remove('b', 2);
+        parked.remove('b', 2);
+        assert_eq!((parked.is_full(), parked.len()), (false, 1));
+    }
+
+    #[test]
+    fn every_step_has_its_consequence_for_the_row() {
+        let delay = Duration::from_secs(1);
+        let steps = [
+            Step::Advance,
+            Step::WaitInPlace,
+            Step::Retry { delay },
+            Step::DeadLetter { reason: Reason::Exhausted },
+            Step::StopRun,
+        ];
+        use Keep::{Nothing, Park, Postpone, Remove};
+        let cases = [
+            (Place::Topics, [Nothing, Nothing, Nothing, Nothing, Nothing]),
+            (Place::Key, [Nothing, Nothing, Park(delay), Nothing, Nothing]),
+            (Place::Row, [Remove, Nothing, Postpone(delay), Remove, Nothing]),
+        ];
+        for (place, expected) in cases {
+            for (step, expected) in steps.iter().zip(expected) {
+                assert_eq!(keep(place, step), expected, "{place:?} {step:?}");
+            }
+        }
+    }
+}
