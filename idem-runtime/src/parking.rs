@@ -50,6 +50,9 @@ impl Parking {
         }
         let parking = Self { group: Arc::clone(group), owner: Arc::new(owner), rows: Mutex::new(rows) };
         parking.tell(found.len() as f64);
+        if parking.is_full() {
+            parking.tell_full(true);
+        }
         Some(parking)
     }
 
@@ -246,7 +249,7 @@ impl Parking {
             let text = format!("group {group}: {topic}/{partition} takes no more records, {LIMIT} events are parked");
             self.group.health.set(obstacle, text);
         } else {
-            tracing::info!(group = &**group, topic = &**topic, partition, "the lane takes records again");
+            tracing::info!(group = &**group, topic = &**topic, partition, "not too many parked events any more");
             self.group.health.clear(&obstacle);
         }
     }
@@ -260,6 +263,9 @@ impl Parking {
 impl Drop for Parking {
     fn drop(&mut self) {
         self.tell(-(self.lock().len() as f64));
+        if self.is_full() {
+            self.tell_full(false);
+        }
     }
 }
 
