@@ -54,6 +54,11 @@ pub enum GroupCommand {
         #[arg(long)]
         yes: bool,
     },
+    /// Let stopped lanes of a group go on: those whose events all went to the dead letter queue.
+    Resume {
+        /// The group.
+        group: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -74,6 +74,7 @@ async fn run(Cli { json, command }: Cli) -> Result<ExitCode, Failure> {
             accept::confirm(&group, yes)?;
             Box::new(groups::accept(&ops, &group).await?)
         }
+        Command::Group(GroupCommand::Resume { group }) => Box::new(groups::resume(&ops, &group).await?),
         Command::Dlq(DlqCommand::List { group, letters }) => {
             Box::new(dlq::list(&ops, &group.group, &letters.filter(None), &mut progress.reading()).await?)
         }

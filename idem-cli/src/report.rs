@@ -2,7 +2,7 @@
 
 use idem_runtime::ConfigErrors;
 use idem_runtime::ops::dlq::{LetterInFull, Letters};
-use idem_runtime::ops::groups::{Accepted, Group};
+use idem_runtime::ops::groups::{Accepted, Group, Resumed};
 use idem_runtime::ops::offsets::GroupOffsets;
 use idem_runtime::ops::replay::Replayed;
 use idem_runtime::ops::settings::Setting;
@@ -24,6 +24,24 @@ pub trait Report {
 /// Only maps with text for keys, numbers and text: always valid JSON.
 fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
+}
+
+impl Report for Resumed {
+    fn json(&self) -> String {
+        json(self)
+    }
+
+    fn text(&self) -> String {
+        if self.lanes.is_empty() {
+            return format!("no lane of group {} is stopped", self.group);
+        }
+        let rows = self.lanes.iter().map(|lane| [text(&lane.topic), number(lane.partition)]);
+        format!(
+            "{}\nthese lanes of group {} go on within a second or two",
+            table(["topic", "partition"], rows),
+            self.group
+        )
+    }
 }
 
 impl Report for Letters {
@@ -93,14 +111,10 @@ impl Report for Replayed {
                 text(or_dash(event.event_id)),
                 text(word(&event.state)),
                 number(event.replay_count),
-                text(if self.dry_run && word(&event.action) == "replayed" {
-                    "would be replayed".to_owned()
-                } else {
-                    word(&event.action)
-                }),
+                text(word(&event.action)),
             ]
         });
-        let mut said = table(["partition/offset", "reason", "event id", "state", "replays", "what"], events);
+        let mut said = table(["partition/offset", "reason", "event id", "state", "replays", "action"], events);
         if self.events.len() > SHOWN_EVENTS {
             said.push_str(&format!("\n.. and {} more, which --json lists", self.events.len() - SHOWN_EVENTS));
         }
@@ -111,7 +125,8 @@ impl Report for Replayed {
             ("state: in window", states.in_window.to_string()),
             ("state: expired", states.expired.to_string()),
             ("state: no id", states.no_id.to_string()),
-            (if self.dry_run { "would be replayed" } else { "replayed" }, self.replayed.to_string()),
+            ("to replay", self.to_replay.to_string()),
+            ("replayed", self.replayed.to_string()),
             ("skipped: done", self.done.to_string()),
             ("skipped: superseded", self.superseded.to_string()),
             ("skipped: impossible", self.impossible.to_string()),
@@ -136,12 +151,18 @@ impl Report for GroupOffsets {
     }
 
     fn text(&self) -> String {
+        let lineage = self.lineage.to_string();
         let rows = self.partitions.iter().map(|found| {
             let log = found.log_start.zip(found.log_end).map(|(start, end)| format!("{start}..{end}"));
             let start = found.start.as_ref();
             [
                 text(format!("{}/{}", found.topic, found.partition)),
-                text(or_dash(found.kafka.as_ref().map(|kafka| format!("{} {}", kafka.offset, kafka.metadata)))),
+                text(or_dash(
+                    found
+                        .kafka
+                        .as_ref()
+                        .map(|kafka| format!("{} ({})", kafka.offset, whose(&kafka.metadata, &lineage))),
+                )),
                 text(or_dash(found.database.map(|row| format!("{} (epoch {})", row.next_offset, row.epoch)))),
                 text(or_dash(found.database.map(|row| row.updated_at))),
                 text(or_dash(log)),
@@ -151,6 +172,15 @@ impl Report for GroupOffsets {
         });
         let head = ["topic/partition", "Kafka", "database", "updated", "log", "lag", "would start at"];
         format!("{}\nlag {}; this database's lineage is {}", table(head, rows), self.lag, self.lineage)
+    }
+}
+
+/// Whose commit it was, in short.
+fn whose<'a>(metadata: &'a str, lineage: &str) -> &'a str {
+    match metadata {
+        "" => "no metadata",
+        ours if ours.ends_with(lineage) => "this database",
+        other => other,
     }
 }
 

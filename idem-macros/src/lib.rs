@@ -3,6 +3,8 @@
 
 use proc_macro::TokenStream;
 
+#[cfg(test)]
+mod any_tokens;
 mod diag;
 mod event;
 mod handler;

@@ -166,8 +166,8 @@ pub enum EventIdError {
 
 /// A payload that a handler takes, with the identifier that makes it recognisable.
 ///
-/// Derive it: `#[derive(serde::Deserialize, Event)]`, with a field `event_id: EventId` or a field
-/// marked `#[event(id)]`.
+/// Derive it: `#[derive(serde::Deserialize, Event)]`, with a field `event_id: EventId`, a field marked
+/// `#[event(id)]`, or a natural key `#[event(key(order_id, kind))]`.
 ///
 /// ```
 /// use idem_runtime::prelude::*;

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::kafka::consumer::Partition;
+
 /// What is in the way, asked for by a readiness probe.
 ///
 /// Given by [`Builder::health`](crate::Builder::health) before the run.
@@ -31,13 +33,13 @@ pub(crate) enum Obstacle {
     /// A group can't read or record its position.
     Position(Arc<str>),
     /// An event of a partition waits for the database or the broker.
-    Waiting(Arc<str>, i32),
+    Waiting(Arc<str>, Partition),
     /// The circuit of a handler is open.
     Circuit(&'static str),
     /// A lane was stopped by its brake.
-    Brake(Arc<str>, i32),
+    Brake(Arc<str>, Partition),
     /// Too many events of a partition are parked.
-    Parked(Arc<str>, i32),
+    Parked(Arc<str>, Partition),
 }
 
 impl Health {
@@ -63,11 +65,11 @@ impl Health {
     }
 
     /// Forgets what is in the way of one partition, when this member lets go of it.
-    pub(crate) fn forget_partition(&self, topic: &Arc<str>, partition: i32) {
+    pub(crate) fn forget_partition(&self, group: &Arc<str>, partition: &Partition) {
         let mut reasons = self.lock();
-        reasons.remove(&Obstacle::Waiting(Arc::clone(topic), partition));
-        reasons.remove(&Obstacle::Brake(Arc::clone(topic), partition));
-        reasons.remove(&Obstacle::Parked(Arc::clone(topic), partition));
+        reasons.remove(&Obstacle::Waiting(Arc::clone(group), partition.clone()));
+        reasons.remove(&Obstacle::Brake(Arc::clone(group), partition.clone()));
+        reasons.remove(&Obstacle::Parked(Arc::clone(group), partition.clone()));
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Obstacle, String>> {

@@ -14,6 +14,8 @@ mod config;
 mod decide;
 mod error;
 mod event;
+#[doc = include_str!("failures.md")]
+pub mod failures {}
 mod group;
 mod handler;
 mod health;

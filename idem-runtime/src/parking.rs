@@ -220,7 +220,7 @@ impl Parking {
     }
 
     fn waiting(&self) -> Obstacle {
-        Obstacle::Waiting(Arc::clone(&self.owner.partition.topic), self.owner.partition.number)
+        Obstacle::Waiting(Arc::clone(&self.group.name), self.owner.partition.clone())
     }
 
     /// Changes what memory holds, after the database. Always `true`.
@@ -243,7 +243,7 @@ impl Parking {
 
     fn tell_full(&self, full: bool) {
         let (group, topic, partition) = (&self.group.name, &self.owner.partition.topic, self.owner.partition.number);
-        let obstacle = Obstacle::Parked(Arc::clone(topic), partition);
+        let obstacle = Obstacle::Parked(Arc::clone(group), self.owner.partition.clone());
         if full {
             tracing::error!(group = &**group, topic = &**topic, partition, "too many parked events: the lane waits");
             let text = format!("group {group}: {topic}/{partition} takes no more records, {LIMIT} events are parked");

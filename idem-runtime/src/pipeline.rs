@@ -30,6 +30,7 @@ use crate::event::{DecodeError, DecodedEvent};
 use crate::group::{GroupContext, Match};
 use crate::handler::{Delivery, Handler, ParamSource};
 use crate::health::Obstacle;
+use crate::kafka::consumer::Partition;
 use crate::kafka::forward::{self, Report};
 use crate::kafka::names;
 use crate::kafka::producer::PublishError;
@@ -115,7 +116,8 @@ async fn work(group: &GroupContext, claim: Claim<'_>, place: Place, event: Event
     let Event { record, origin, is_foreign, is_own } = event;
     let delivery = delivery(record, origin);
     let event: EventKey = (Arc::clone(&origin.topic), origin.partition, origin.offset);
-    let waiting = Obstacle::Waiting(Arc::clone(&record.topic), record.partition);
+    let partition = Partition { topic: Arc::clone(&record.topic), number: record.partition };
+    let waiting = Obstacle::Waiting(Arc::clone(&group.name), partition);
     let mut backoff = in_place_backoff();
     loop {
         let (handler, outcome, circuit) = match group.handler_for(&origin.topic, record.payload.as_deref()) {

@@ -5,7 +5,9 @@
 //! Everything that is started ends with the test process, even if that is killed.
 
 pub mod child;
+pub mod cli;
 pub mod client;
+mod elsewhere;
 pub mod env;
 pub mod java;
 pub mod kafka;

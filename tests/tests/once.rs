@@ -385,3 +385,15 @@ async fn a_handler_past_its_timeout_fails_and_its_connection_is_not_reused() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_of_another_crate_is_driven_too() {
+    let env = TestEnv::new().await;
+    orders::create_tables(&env.pool).await;
+    env.kafka.create_topic("elsewhere.orders", 1).await;
+    let ids = orders::publish(&env.kafka, "elsewhere.orders", &[Plan::Succeed]).await;
+    let run = Run::start(&env, &["elsewhere"]);
+    eventually(LIMIT, "the order", async || orders::effect_count(&env.pool, "elsewhere").await == 1).await;
+    run.stop().await.unwrap();
+    orders::assert_each_once(&env.pool, "elsewhere", &ids).await;
+}

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use idem_runtime::testing::Signal;
 use tests::Program;
 use tests::child::workspace_program;
+use tests::cli;
 
 /// Its own limit is 80 s; starting and counting come on top.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -11,12 +13,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 #[tokio::test]
 async fn every_effect_happens_once_over_three_crashes() {
     let program = workspace_program("examples", "quickstart");
-    let mut quickstart = Program::start(&program, &["--json"], &[]);
-    let status = quickstart.wait(LIMIT).await;
-    let last = quickstart.output().pop().unwrap_or_default();
-    assert!(status.success(), "it said:\n{}", quickstart.output().join("\n"));
-
-    let figures: serde_json::Value = serde_json::from_str(&last).expect("the last line is JSON");
+    let mut quickstart = Program::start(&program, &["--json", "--keep"], &[]);
+    let last = quickstart.line("\"published\"", LIMIT).await;
+    let figures: serde_json::Value = serde_json::from_str(&last).expect("the figures are a line of JSON");
     assert_eq!(figures["published"], 2_425);
     assert_eq!(figures["unique"], 2_000);
     assert_eq!(figures["applied"]["billing-order-confirmed"], 2_000);
@@ -30,4 +29,27 @@ async fn every_effect_happens_once_over_three_crashes() {
     at_least("crashes", 3);
     at_least("duplicates_skipped", 2 * 400);
     at_least("retried", 2 * 2 * 30);
+
+    // What the README says to look at next.
+    let servers: Vec<(String, String)> = quickstart
+        .output()
+        .iter()
+        .filter_map(|line| line.strip_prefix("export ")?.split_once('='))
+        .map(|(variable, value)| (variable.to_owned(), value.trim_matches('\'').to_owned()))
+        .collect();
+    let look = async |args: &[&str]| cli::idem(servers.clone(), args).await.json();
+    let list = ["dlq", "list", "--group", "billing-order-confirmed", "--json"];
+    let before = look(&list).await;
+    let events = |reason| {
+        let groups = before["groups"].as_array().expect("groups");
+        groups.iter().find(|group| group["reason"] == reason).map(|group| group["events"].clone())
+    };
+    assert_eq!((events("unparsable"), events("null")), (Some(20.into()), Some(5.into())), "{before}");
+    let dry = look(&["dlq", "replay", "--group", "billing-order-confirmed", "--dry-run", "--json"]).await;
+    assert_eq!((&dry["states"]["no_id"], &dry["replayed"]), (&before["letters"], &0.into()), "{dry}");
+    assert_eq!(look(&list).await, before, "a dry run changes nothing");
+
+    quickstart.signal(Signal::Interrupt);
+    let status = quickstart.wait(LIMIT).await;
+    assert!(status.success(), "it said:\n{}", quickstart.output().join("\n"));
 }

@@ -1,4 +1,8 @@
+use proptest::prelude::*;
+use quote::quote;
+
 use super::*;
+use crate::any_tokens::token_tree;
 
 fn expanded(item: &str) -> String {
     prettyplease::unparse(&syn::parse2(expand(item.parse().unwrap())).unwrap())
@@ -97,5 +101,19 @@ fn which_field_is_the_id() {
     for (item, expected) in bad {
         let error = id_of(item).unwrap_err();
         assert!(error.contains(expected), "{item}: {error}");
+    }
+}
+
+proptest! {
+    /// The words of the struct and of a field are read or refused, whatever they are; there is no panic.
+    #[test]
+    fn any_words_are_read(
+        whole in prop::collection::vec(token_tree(), 0..8),
+        field in prop::collection::vec(token_tree(), 0..8),
+    ) {
+        let item = quote!(#[event(#(#whole)*)] struct E { #[event(#(#field)*)] a: i64, event_id: EventId });
+        let mut diag = Diag::new();
+        let event = syn::parse2(item).ok().map(|input| read::read(&input, &mut diag).is_some());
+        prop_assert_eq!(event, Some(diag.messages().is_empty()));
     }
 }

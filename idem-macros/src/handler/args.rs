@@ -2,10 +2,10 @@
 //!
 //! It is read token by token rather than by syn's parser, which stops at the first mistake.
 
-use proc_macro2::{Delimiter, Ident, Span, TokenStream, TokenTree};
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 
 use super::keys::{self, KEYS, Key, Meant, Name};
-use super::value::{self, Kind, Value, is_comma};
+use super::value::{self, Kind, Value, flat, is_comma};
 use crate::diag::Diag;
 
 /// What was written, each value of the right form. The rules between keys are in `check.rs`.
@@ -68,20 +68,6 @@ pub fn parse(tokens: TokenStream, diag: &mut Diag) -> RawArgs {
     raw
 }
 
-/// Macro fragments (`topic = $topic`) come in invisible groups.
-fn flat(tokens: TokenStream) -> Vec<TokenTree> {
-    let mut flat_tokens = Vec::new();
-    for token in tokens {
-        match token {
-            TokenTree::Group(group) if group.delimiter() == Delimiter::None => {
-                flat_tokens.extend(flat(group.stream()));
-            }
-            token => flat_tokens.push(token),
-        }
-    }
-    flat_tokens
-}
-
 /// Reads one entry, from behind its key; returns what follows it.
 fn entry<'t>(raw: &mut RawArgs, ident: &Ident, rest: &'t [TokenTree], diag: &mut Diag) -> &'t [TokenTree] {
     let word = ident.to_string();
@@ -109,7 +95,8 @@ fn entry<'t>(raw: &mut RawArgs, ident: &Ident, rest: &'t [TokenTree], diag: &mut
     }
     given(raw, key, ident, &rest[..end], diag);
     if end < comma {
-        diag.error(rest[end].span(), format!("a comma is missing before `{}`", rest[end]));
+        diag.error(rest[end].span(), format!("a comma is missing before `{}`", rest[end]))
+            .help(format!("`, {} = ..`", rest[end]));
         return &rest[end..];
     }
     after(rest, comma)

@@ -1,10 +1,11 @@
 use std::time::Duration;
 
-use proc_macro2::{Delimiter, Group, Ident, Literal, Punct, Spacing, Span, TokenStream, TokenTree};
+use proc_macro2::{Ident, Punct, Spacing, Span, TokenStream, TokenTree};
 use proptest::prelude::*;
 
 use super::super::check::{HandlerArgs, check};
 use super::*;
+use crate::any_tokens::token_tree;
 
 const BOTH: &str = r#"topic = "orders", group = "billing""#;
 
@@ -166,29 +167,6 @@ fn a_group_leaves_room_for_the_names_of_its_topics() {
 fn all_mistakes_are_reported_at_once() {
     let errors = read(r#"topik = "a", group = "b c", timeout = 20, batch = 1"#).unwrap_err();
     assert_eq!(errors.len(), 4, "{errors:#?}");
-}
-
-fn token_tree() -> impl Strategy<Value = TokenTree> {
-    let words: Vec<&str> = KEYS.iter().map(|key| key.word).chain(["dlq", "topik", "true", "x"]).collect();
-    let leaf = prop_oneof![
-        prop::sample::select(words).prop_map(|word| Ident::new(word, Span::call_site()).into()),
-        prop::sample::select(",=,=:-.'&<".chars().collect::<Vec<_>>())
-            .prop_map(|punct| TokenTree::from(Punct::new(punct, Spacing::Alone))),
-        any::<String>().prop_map(|text| Literal::string(&text).into()),
-        prop::sample::select(vec!["1s", "10m", "shared", "key", "a.b"]).prop_map(|text| Literal::string(text).into()),
-        any::<u64>().prop_map(|number| Literal::u64_unsuffixed(number).into()),
-        any::<u8>().prop_map(|number| Literal::u8_suffixed(number).into()),
-        any::<Vec<u8>>().prop_map(|bytes| Literal::byte_string(&bytes).into()),
-        any::<char>().prop_map(|c| Literal::character(c).into()),
-        any::<f32>()
-            .prop_filter("a literal", |f| f.is_finite() && f.is_sign_positive())
-            .prop_map(|f| Literal::f32_unsuffixed(f).into()),
-    ];
-    leaf.prop_recursive(3, 24, 6, |inner| {
-        let delimiters = vec![Delimiter::None, Delimiter::Bracket, Delimiter::Parenthesis, Delimiter::Brace];
-        (prop::sample::select(delimiters), prop::collection::vec(inner, 0..6))
-            .prop_map(|(delimiter, tokens)| Group::new(delimiter, tokens.into_iter().collect()).into())
-    })
 }
 
 proptest! {

@@ -7,6 +7,7 @@ use syn::ext::IdentExt;
 
 use super::check::{Demands, HandlerArgs, Money};
 use super::signature::Handler;
+use crate::diag::Site;
 use crate::{names, paths};
 
 /// Submits the handler to the registry.
@@ -146,24 +147,28 @@ fn build(handler: &Handler, demands: &Demands, spec: &TokenStream) -> TokenStrea
     }
 }
 
-/// What the attribute demands of the types together.
+/// What the attribute demands of the types together. Arguments are blamed first, so they stand where
+/// the call does.
 fn rules(handler: &Handler, demands: &Demands, params: &[Ident]) -> TokenStream {
+    let rule = |helper: &str, site: Site, args: &[&str]| {
+        let (_, at) = site.call_site();
+        let args = args.iter().map(|arg| Ident::new(arg, at));
+        let call = paths::call(helper, site, &quote_spanned!(at=> #(#args),*));
+        quote!(#call;)
+    };
     let money = demands.money_at.map(|site| {
         // A type of the handler's name lets the error name the handler.
         let mut marker = handler.ident.clone();
         marker.set_span(Span::mixed_site());
         let params = params.iter().rev().fold(quote!(()), |rest, param| quote!((#param, #rest)));
-        let money = paths::call("money", site, &quote!(__handler, __params));
+        let money = rule("money", site, &["__handler", "__params"]);
         quote! {
             enum #marker {}
             let __handler = __idem::name::<#marker>();
             let __params = #params;
-            #money;
+            #money
         }
     });
-    let stale = demands.stale_at.map(|site| {
-        let stale = paths::call("stale", site, &quote!(__event));
-        quote!(#stale;)
-    });
+    let stale = demands.stale_at.map(|site| rule("stale", site, &["__event"]));
     quote!(#money #stale)
 }

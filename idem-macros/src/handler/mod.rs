@@ -12,6 +12,9 @@ mod keys;
 mod signature;
 mod value;
 
+#[cfg(test)]
+pub use keys::KEYS;
+
 /// The user's function as it is, behind it its registration or what is wrong.
 pub fn expand(args: TokenStream, item: TokenStream) -> TokenStream {
     let mut diag = Diag::new();

@@ -99,7 +99,8 @@ fn qualifiers(sig: &Signature, error: &mut Error) {
     let mut refuse = |site: Site, what: &str| {
         error(site, format!("a handler can't be {what}"), whole.clone());
     };
-    if let Some(token) = &sig.constness {
+    // `const async` is refused by rustc itself.
+    if let (Some(token), None) = (&sig.constness, &sig.asyncness) {
         refuse(site(token), "`const`");
     }
     if let Safety::Unsafe(token) = &sig.safety {

@@ -46,8 +46,12 @@ pub fn read(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Value> {
         (Form::Tiers, _) if is_list(tokens) => tiers(key, tokens, diag).map(Kind::Tiers),
         _ => {
             let Key { word, form, .. } = key;
-            diag.error(site, format!("`{word}` takes {}", form.describe()))
-                .help(format!("`{word} = {}`", suggested(key, tokens)));
+            let report = diag.error(site, format!("`{word}` takes {}", form.describe()));
+            if is_constant(tokens) {
+                report.help("an attribute is read before constants are known: write the value itself");
+            } else {
+                report.help(format!("`{word} = {}`", suggested(key, tokens)));
+            }
             None
         }
     };
@@ -63,6 +67,12 @@ fn literal(tokens: &[TokenTree]) -> Option<Lit> {
         }
         _ => None,
     }
+}
+
+/// `TOPIC` is no value that lost its quotes.
+fn is_constant(tokens: &[TokenTree]) -> bool {
+    let shouts = |ident: &str| ident.chars().any(char::is_uppercase) && !ident.chars().any(char::is_lowercase);
+    matches!(tokens, [.., TokenTree::Ident(ident)] if shouts(&ident.to_string()))
 }
 
 fn is_list(tokens: &[TokenTree]) -> bool {
@@ -101,11 +111,12 @@ fn one_of(key: &Key, words: &[&str], site: Site, text: String, diag: &mut Diag) 
     if words.contains(&text.as_str()) {
         return Some(Kind::Text(text));
     }
-    let Key { word, form, .. } = key;
+    let Key { word, form, example, .. } = key;
     let report = diag.error(site, format!("`{word}` takes {}", form.describe()));
-    if let Some(near) = suggest::nearest(&text, words.iter().copied()) {
-        report.help(format!("did you mean `{word} = \"{near}\"`?"));
-    }
+    match suggest::nearest(&text, words.iter().copied()) {
+        Some(near) => report.help(format!("did you mean `{word} = \"{near}\"`?")),
+        None => report.help(format!("`{word} = {example}`")),
+    };
     None
 }
 
@@ -144,7 +155,7 @@ fn tiers(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Vec<Duratio
     let [TokenTree::Group(list)] = tokens else {
         return None;
     };
-    let list: Vec<TokenTree> = list.stream().into_iter().collect();
+    let list = flat(list.stream());
     let help = || suggested(key, tokens);
     let mut tiers: Vec<(Duration, Site)> = Vec::new();
     for element in list.split(is_comma).filter(|element| !element.is_empty()) {
@@ -170,6 +181,20 @@ fn tiers(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Vec<Duratio
         return None;
     }
     Some(tiers.into_iter().map(|(tier, _)| tier).collect())
+}
+
+/// Macro fragments (`topic = $topic`) come in invisible groups.
+pub fn flat(tokens: TokenStream) -> Vec<TokenTree> {
+    let mut flat_tokens = Vec::new();
+    for token in tokens {
+        match token {
+            TokenTree::Group(group) if group.delimiter() == Delimiter::None => {
+                flat_tokens.extend(flat(group.stream()));
+            }
+            token => flat_tokens.push(token),
+        }
+    }
+    flat_tokens
 }
 
 pub fn is_comma(token: &TokenTree) -> bool {
@@ -203,7 +228,7 @@ fn corrected(key: &Key, tokens: &[TokenTree]) -> Option<String> {
         (Form::Duration, _) => quoted_duration(tokens),
         (Form::Tiers, _) => {
             let elements = match tokens {
-                [TokenTree::Group(group)] => group.stream().into_iter().collect(),
+                [TokenTree::Group(group)] => flat(group.stream()),
                 _ => tokens.to_vec(),
             };
             let elements: Option<Vec<String>> =

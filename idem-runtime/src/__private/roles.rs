@@ -141,7 +141,19 @@ pub trait Param: Sized + 'static {
     fn take(source: ParamSource<'_>) -> Self;
 }
 
-impl<T: 'static> Param for State<T> {
+/// What a `State` may hold.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be a state: handlers on many threads share it",
+    label = "make it `Send + Sync`: an atomic, a `Mutex` or an `Arc` inside",
+    note = "`State<T>` lends one value to every call"
+)]
+pub trait Shared: Send + Sync + 'static {}
+
+// Its bounds would be reported one by one.
+#[diagnostic::do_not_recommend]
+impl<T: Send + Sync + 'static> Shared for T {}
+
+impl<T: Shared> Param for State<T> {
     type Money = NoClient;
 
     fn need() -> Option<StateNeed> {

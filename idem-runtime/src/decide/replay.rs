@@ -35,8 +35,8 @@ pub(crate) struct Facts {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Action {
-    /// Sent to the replay topic; in a dry run: would be.
-    Replayed,
+    /// Goes to the replay topic.
+    Replay,
     /// Skipped: the group has processed the event.
     Done,
     /// Skipped: a later letter of the same event stands in the queue.
@@ -56,7 +56,7 @@ pub(crate) fn action(facts: &Facts) -> Action {
         Facts { is_last: false, .. } => Action::Superseded,
         Facts { lost_its_value: true, .. } => Action::WithoutValue,
         // An expired event is stopped by the group itself, as any delivery of it.
-        Facts { state: DedupState::InWindow | DedupState::Expired | DedupState::NoId, .. } => Action::Replayed,
+        Facts { state: DedupState::InWindow | DedupState::Expired | DedupState::NoId, .. } => Action::Replay,
     }
 }
 
@@ -68,9 +68,9 @@ mod tests {
     fn only_the_last_letter_of_an_unprocessed_event_goes() {
         let facts = Facts { is_ours: true, is_last: true, lost_its_value: false, state: DedupState::InWindow };
         let cases = [
-            (facts, Action::Replayed),
-            (Facts { state: DedupState::NoId, ..facts }, Action::Replayed),
-            (Facts { state: DedupState::Expired, ..facts }, Action::Replayed),
+            (facts, Action::Replay),
+            (Facts { state: DedupState::NoId, ..facts }, Action::Replay),
+            (Facts { state: DedupState::Expired, ..facts }, Action::Replay),
             (Facts { state: DedupState::Done, ..facts }, Action::Done),
             (Facts { state: DedupState::Done, is_last: false, ..facts }, Action::Done),
             (Facts { is_last: false, ..facts }, Action::Superseded),

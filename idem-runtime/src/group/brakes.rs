@@ -1,7 +1,6 @@
 //! Lanes that stopped because everything went to the dead letter queue for one reason.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use super::GroupContext;
 use super::coordinator::Owned;
@@ -56,12 +55,16 @@ impl Brakes {
             return;
         }
         for partition in before.iter().filter(|partition| !self.recorded.contains_key(*partition)) {
-            let (topic, number) = (&partition.topic, partition.number);
             if let Some(owned) = owned.get(partition) {
-                tracing::info!(group = &*group.name, topic = &**topic, partition = number, "the brake is released");
+                tracing::info!(
+                    group = &*group.name,
+                    topic = &*partition.topic,
+                    partition = partition.number,
+                    "the brake is released"
+                );
                 owned.lane.set_brake(None);
             }
-            group.health.clear(&Obstacle::Brake(Arc::clone(topic), number));
+            group.health.clear(&Obstacle::Brake(group.name.clone(), partition.clone()));
             metrics::gauge!("idem_lane_brake", "group" => group.name.to_string()).set(self.recorded.len() as f64);
         }
         for (partition, reason) in self.recorded.iter().filter(|(partition, _)| owned.contains_key(*partition)) {
@@ -71,7 +74,7 @@ impl Brakes {
                  look at why, then `idem group resume {}`",
                 group.name, group.name
             );
-            group.health.set(Obstacle::Brake(Arc::clone(topic), *number), text);
+            group.health.set(Obstacle::Brake(group.name.clone(), partition.clone()), text);
         }
     }
 

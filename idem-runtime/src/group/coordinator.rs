@@ -159,7 +159,7 @@ impl Coordinator {
         let mut working = Vec::new();
         let mut idle = Vec::new();
         for partition in partitions {
-            self.group.health.forget_partition(&partition.topic, partition.number);
+            self.group.health.forget_partition(&self.group.name, &partition);
             self.pending.remove(&partition);
             match self.owned.remove(&partition) {
                 Some(mut owned) if lost => {

@@ -57,17 +57,26 @@ pub struct StoppedLane {
     pub partition: i32,
 }
 
-/// Lets the stopped lanes of a group go on, within a second or two. Returns them.
+/// What [`resume`] let go on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Resumed {
+    /// The group.
+    pub group: String,
+    /// Its lanes that were stopped.
+    pub lanes: Vec<StoppedLane>,
+}
+
+/// Lets the stopped lanes of a group go on, within a second or two.
 ///
 /// # Errors
 /// When the database is away, or has no tables.
-pub async fn resume(ops: &Ops, group: &str) -> Result<Vec<StoppedLane>, OpsError> {
-    let group = group.to_owned();
+pub async fn resume(ops: &Ops, name: &str) -> Result<Resumed, OpsError> {
+    let group = name.to_owned();
     let released = ops.database("release the brakes of a group", |connection| {
         Box::pin(async move { brakes::release(connection, &group).await })
     });
     let lane = |Partition { topic, number }| StoppedLane { topic: topic.to_string(), partition: number };
-    Ok(released.await?.into_iter().map(lane).collect())
+    Ok(Resumed { group: name.to_owned(), lanes: released.await?.into_iter().map(lane).collect() })
 }
 
 /// What [`accept`] changed.

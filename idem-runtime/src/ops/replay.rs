@@ -42,7 +42,9 @@ pub struct Replayed {
     pub dry_run: bool,
     /// Dead letters that passed the filter.
     pub matched: u64,
-    /// Of them: sent to the replay topic; in a dry run: would be.
+    /// Of them: to be replayed.
+    pub to_replay: u64,
+    /// Of those: acknowledged by the replay topic. Nothing in a dry run.
     pub replayed: u64,
     /// Of them: already processed by the group, skipped.
     pub done: u64,
@@ -89,7 +91,7 @@ pub struct ReplayedEvent {
     pub event_id: Option<Uuid>,
     /// What the dedup table knew of it.
     pub state: DedupState,
-    /// How often it has been replayed, this time included if it was.
+    /// How often it has been replayed, this time included.
     pub replay_count: u32,
     /// What was done with it.
     pub action: Action,
@@ -141,6 +143,7 @@ pub async fn replay(
             to,
             dry_run: options.dry_run,
             matched: 0,
+            to_replay: 0,
             replayed: 0,
             done: 0,
             superseded: 0,
@@ -237,14 +240,13 @@ impl Work<'_> {
                 lost_its_value: record.payload.is_none() && letter.reason.as_deref() != Some(Reason::Null.as_str()),
                 state,
             });
-            let going = self.report.replayed + sent.len() as u64;
-            if action == Action::Replayed && self.options.limit.is_some_and(|limit| going >= limit) {
+            if action == Action::Replay && self.options.limit.is_some_and(|limit| self.report.to_replay >= limit) {
                 self.report.limit_reached = true;
                 break;
             }
             let replay = Replay { count: letter.replay_count.saturating_add(1), at_millis: now };
-            if action == Action::Replayed {
-                sent.push(self.producer.as_ref().map(|producer| {
+            if action == Action::Replay {
+                sent.extend(self.producer.as_ref().map(|producer| {
                     let headers = record.headers_for_replay(replay);
                     producer.enqueue(&self.report.to, record.key.as_deref(), record.payload.as_deref(), headers)
                 }));
@@ -258,17 +260,12 @@ impl Work<'_> {
                 origin: letter.origin,
                 event_id,
                 state,
-                replay_count: if action == Action::Replayed { replay.count } else { letter.replay_count },
+                replay_count: if action == Action::Replay { replay.count } else { letter.replay_count },
                 action,
             });
         }
         let mut refused: Option<PublishError> = None;
-        for answer in join_all(sent.into_iter().map(async |sent| match sent {
-            Some(sent) => sent.await,
-            None => Ok(()),
-        }))
-        .await
-        {
+        for answer in join_all(sent).await {
             match answer {
                 Ok(()) => self.report.replayed += 1,
                 Err(error) => refused = refused.or(Some(error)),
@@ -294,8 +291,7 @@ impl Work<'_> {
             DedupState::NoId => report.states.no_id += 1,
         }
         match action {
-            // Counted when it is acknowledged.
-            Action::Replayed => {}
+            Action::Replay => report.to_replay += 1,
             Action::Done => report.done += 1,
             Action::Superseded => report.superseded += 1,
             Action::WithoutValue | Action::Foreign => report.impossible += 1,

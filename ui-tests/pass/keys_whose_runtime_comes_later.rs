@@ -1,0 +1,38 @@
+//! `transaction`, `order`, `expired` and `stale` are checked and handed to the runtime, which says at the
+//! start what it can't do.
+
+use idem_runtime::prelude::*;
+
+#[derive(serde::Deserialize, Event)]
+struct StockChanged {
+    event_id: EventId,
+    #[event(aggregate)]
+    article: String,
+    #[event(version)]
+    revision: u32,
+}
+
+#[idempotent_handler(topic = "a", group = "shared", transaction = "shared", expired = "process")]
+async fn shared(_tx: &mut Tx<'_>, _event: StockChanged) -> HandlerResult {
+    Ok(())
+}
+
+#[idempotent_handler(topic = "b", group = "ordered", order = "key", retry = ["1s"], stale = "skip")]
+async fn ordered(_tx: &mut Tx<'_>, event: StockChanged) -> HandlerResult {
+    println!("{} {}", event.article, event.revision);
+    Ok(())
+}
+
+#[idempotent_handler(topic = "c", group = "batched", batch = 10, stale = "skip")]
+async fn batched(_tx: &mut Tx<'_>, _events: Vec<StockChanged>) -> HandlerResult {
+    Ok(())
+}
+
+fn main() {
+    let handlers = idem_runtime::__private::registered();
+    let seen: Vec<String> = handlers
+        .iter()
+        .map(|spec| format!("{:?} {:?} {:?} {}", spec.transaction, spec.order, spec.expired, spec.stale))
+        .collect();
+    assert_eq!(seen, ["Shared Partition Dlq true", "Own Key Dlq true", "Shared Partition Process false"]);
+}
