@@ -315,3 +315,40 @@ async fn a_database_that_restarts_meanwhile_changes_nothing() {
     assert_in_order(&env, "rebooted", &ids).await;
     assert_eq!(env.kafka.read_all("rebooted.dlq").await, []);
 }
+
+#[idempotent_handler(topic = "former.orders", group = "former", retry = ["300ms"])]
+async fn former(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "former").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_are_left_when_a_group_gives_the_order_up_are_still_driven() {
+    let env = TestEnv::new().await;
+    orders::create_tables(&env.pool).await;
+    env.kafka.create_topic("former.orders", 1).await;
+    let mut ids = publish(&env, "former.orders", 0, &[(1, Plan::Succeed)]).await;
+    let run = Run::start(&env, &["former"]);
+    eventually(LIMIT, "the first", async || offsets(&env, "former").await == 1).await;
+    run.stop().await.unwrap();
+    for (offset, plan) in [(-2, Plan::FailTimes(1)), (-1, Plan::Succeed)] {
+        let (id, value) = orders::order(2_000 + offset, &plan);
+        sqlx::query(
+            "INSERT INTO parked_event (consumer_group, topic, partition, record_offset, key, value, header_names, \
+                    header_values, attempt, due_at) \
+             VALUES ('former', 'former.orders', 0, $1, 'k', $2, '{}', '{}', 0, now() + interval '1 year')",
+        )
+        .bind(offset)
+        .bind(value)
+        .execute(&env.pool)
+        .await
+        .unwrap();
+        ids.push(id);
+    }
+    // Due in a year by a clock that was ahead: no longer than the longest tier.
+    let run = Run::start(&env, &["former"]);
+    eventually(LIMIT, "the others", async || orders::effect_count(&env.pool, "former").await == 3).await;
+    eventually(LIMIT, "no row", async || parked(&env).await == 0).await;
+    run.stop().await.unwrap();
+    assert_in_order(&env, "former", &ids).await;
+    assert_eq!(env.kafka.read_all("former.retry.300ms").await, []);
+}
