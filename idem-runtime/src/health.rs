@@ -38,6 +38,8 @@ pub(crate) enum Obstacle {
     Circuit(&'static str),
     /// A lane was stopped by its brake.
     Brake(Arc<str>, Partition),
+    /// Too many events of a partition are parked.
+    Parked(Arc<str>, Partition),
 }
 
 impl Health {
@@ -67,6 +69,7 @@ impl Health {
         let mut reasons = self.lock();
         reasons.remove(&Obstacle::Waiting(Arc::clone(group), partition.clone()));
         reasons.remove(&Obstacle::Brake(Arc::clone(group), partition.clone()));
+        reasons.remove(&Obstacle::Parked(Arc::clone(group), partition.clone()));
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Obstacle, String>> {

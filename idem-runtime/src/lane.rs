@@ -1,7 +1,5 @@
 //! A lane: the work on one partition.
 
-use std::collections::hash_map::DefaultHasher;
-use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,8 +15,9 @@ use crate::decide::offsets::Watermark;
 use crate::decide::outcome::Reason;
 use crate::group::GroupContext;
 use crate::kafka::record::Record;
+use crate::parking::{Parking, key_hash};
 use crate::pg::progress::Server;
-use crate::pipeline::{self, Settled};
+use crate::pipeline::{self, Claim, Settled};
 use crate::stop::{self, Stop, StopHandle};
 
 /// Records between the poll thread and the lane.
@@ -50,14 +49,20 @@ const ABORT_BOUND: Duration = Duration::from_secs(1);
 
 impl Lane {
     /// Starts a lane at an offset; the sender feeds it. `server` is the run of the database server
-    /// that the offset was read from: only what it confirms is done.
-    pub(crate) fn start(group: Arc<GroupContext>, next_offset: i64, server: Server) -> (Self, mpsc::Sender<Record>) {
+    /// that the offset was read from: only what it confirms is done. `parking`: where events wait that
+    /// keep the order of their keys.
+    pub(crate) fn start(
+        group: Arc<GroupContext>,
+        next_offset: i64,
+        server: Server,
+        parking: Option<Parking>,
+    ) -> (Self, mpsc::Sender<Record>) {
         let brake = Arc::new(watch::Sender::new(None));
         let (sender, receiver) = mpsc::channel(QUEUE);
         let (handle, stop) = stop::channel();
         let watermark = Arc::new(Mutex::new(Watermark::starting_at(next_offset)));
         let ended = Arc::new(AtomicBool::new(false));
-        let work = run(group, server, receiver, Arc::clone(&watermark), Arc::clone(&brake), stop);
+        let work = run(group, server, parking, receiver, Arc::clone(&watermark), Arc::clone(&brake), stop);
         let at_end = Arc::clone(&ended);
         let task = tokio::spawn(async move {
             work.await;
@@ -132,6 +137,7 @@ fn lock(watermark: &Mutex<Watermark>) -> std::sync::MutexGuard<'_, Watermark> {
 async fn run(
     group: Arc<GroupContext>,
     server: Server,
+    parking: Option<Parking>,
     mut queue: mpsc::Receiver<Record>,
     watermark: Arc<Mutex<Watermark>>,
     brake: Arc<watch::Sender<Option<Reason>>>,
@@ -143,20 +149,39 @@ async fn run(
     // Enough to find events of other keys behind those of a slow one.
     let look_ahead = if group.concurrency == 1 { 1 } else { group.concurrency * 8 };
     let mut running = FuturesUnordered::new();
+    // Parked events among `keys`; few, so that they and new records take turns.
+    let mut parked = 0;
     loop {
         let held = || stop.is_requested() || brake.borrow().is_some();
-        while let Some((key, record)) = (!held()).then(|| keys.start()).flatten() {
+        let parking = parking.as_ref();
+        while let Some(key) = (!held() && parked < group.concurrency).then(|| parking?.take_due()).flatten() {
+            keys.push(key, Work::Parked);
+            parked += 1;
+        }
+        while let Some((key, work)) = (!held()).then(|| keys.start()).flatten() {
             let (group, server, stop) = (&*group, &*server, &stop);
             running.push(async move {
-                let settled = pipeline::settle(group, server, &record, stop).await;
-                (key, record.offset, settled)
+                match (work, parking) {
+                    (Work::Record(record), _) => {
+                        let settled = pipeline::settle(group, Claim { server, parking }, &record, stop).await;
+                        (key, Some(record.offset), settled)
+                    }
+                    (Work::Parked, Some(parking)) => {
+                        (key, None, pipeline::settle_parked(group, server, parking, key, stop).await)
+                    }
+                    (Work::Parked, None) => (key, None, Settled::Finished(None)),
+                }
             });
         }
+        let may_take = !stop.is_requested() && parking.is_none_or(|parking| !parking.is_full());
         tokio::select! {
             biased;
             Some((key, offset, settled)) = running.next() => match settled {
                 Settled::Finished(letter) => {
-                    lock(&watermark).finish(offset);
+                    match offset {
+                        Some(offset) => lock(&watermark).finish(offset),
+                        None => parked -= 1,
+                    }
                     keys.finish(key);
                     if let Some(reason) = letters.note(letter) {
                         brake.send_replace(Some(reason));
@@ -167,28 +192,36 @@ async fn run(
             },
             () = stop.requested(), if running.is_empty() => return,
             Ok(()) = released.changed() => {}
-            record = queue.recv(), if keys.len() < look_ahead && !stop.is_requested() => {
+            () = until_due(parking), if parked < group.concurrency && !held() => {}
+            record = queue.recv(), if keys.len() - parked < look_ahead && may_take => {
                 let Some(record) = record else {
                     // The poll thread let go of the partition: only what runs is left to finish.
                     while let Some((_, offset, settled)) = running.next().await {
-                        if matches!(settled, Settled::Finished(_)) {
+                        if let (Settled::Finished(_), Some(offset)) = (settled, offset) {
                             lock(&watermark).finish(offset);
                         }
                     }
                     return;
                 };
                 if lock(&watermark).deliver(record.offset, record.timestamp_millis) {
-                    keys.push(key_hash(record.key.as_deref()), record);
+                    keys.push(key_hash(record.key.as_deref()), Work::Record(record));
                 }
             }
         }
     }
 }
 
-/// Records with equal keys, and all records without one, are one lane. Two keys with the same hash
-/// only wait for each other.
-fn key_hash(key: Option<&[u8]>) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    hasher.finish()
+/// What a lane works on.
+enum Work {
+    Record(Record),
+    /// The parked event of the key that comes next.
+    Parked,
+}
+
+/// Returns when a parked event is due.
+async fn until_due(parking: Option<&Parking>) {
+    match parking {
+        Some(parking) => parking.until_due().await,
+        None => std::future::pending().await,
+    }
 }

@@ -23,6 +23,7 @@ mod kafka;
 mod lane;
 mod money;
 pub mod ops;
+mod parking;
 mod pg;
 mod pipeline;
 mod registry;

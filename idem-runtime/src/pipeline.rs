@@ -5,6 +5,9 @@
 //! and then, by the outcome: the watermark moves, or the event waits in place, or it is moved to a
 //! retry topic or the dead letter queue first. Progress and offset follow the watermark
 //! (`group.rs`). What follows from what is decided in `decide/`; this page only does it.
+//!
+//! With `order = "key"` a failed event with a key waits in a row instead of a retry topic, and a record
+//! whose key has rows is parked behind them before it is even decoded. Rows are settled here too.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -18,20 +21,22 @@ use crate::clock;
 use crate::config::Unmatched;
 use crate::decide::circuit::{Admission, EventKey, Note, Verdict};
 use crate::decide::outcome::{Outcome, Reason};
+use crate::decide::parking::{self, Arrival, Keep, Place};
 use crate::decide::step::{self, Step};
 use crate::decide::window::{self, Gate};
 use crate::decide::{retry, sql_error};
 use crate::error::{Class, Failure, HandlerError};
 use crate::event::{DecodeError, DecodedEvent};
 use crate::group::{GroupContext, Match};
-use crate::handler::{Delivery, Handler, ParamSource, RawHeader};
+use crate::handler::{Delivery, Handler, ParamSource};
 use crate::health::Obstacle;
 use crate::kafka::consumer::Partition;
 use crate::kafka::forward::{self, Report};
 use crate::kafka::names;
 use crate::kafka::producer::PublishError;
 use crate::kafka::record::{self, Origin, Record};
-use crate::pg::dedup::{self, Inserted, TransactionId};
+use crate::parking::Parking;
+use crate::pg::dedup::{self, Check, Inserted, TransactionId};
 use crate::pg::session::{Session, bounded, on_service};
 use crate::run::RunError;
 use crate::stop::Stop;
@@ -46,50 +51,100 @@ pub(crate) enum Settled {
     Abandoned,
 }
 
+/// What the work on a partition rests on.
+#[derive(Clone, Copy)]
+pub(crate) struct Claim<'a> {
+    /// The run of the database server that the position was read from.
+    pub server: &'a str,
+    /// Where events wait that keep the order of their keys.
+    pub parking: Option<&'a Parking>,
+}
+
 /// Works on one record until it is done, or a stop is asked for.
 ///
 /// # Cancel safety
 /// Dropping it rolls back what was not committed; the record is delivered again and recognised.
-pub(crate) async fn settle(group: &GroupContext, server: &str, record: &Record, stop: &Stop) -> Settled {
-    let headers = record.raw_headers();
-    let own = group.is_own_topic(&record.topic).then(|| Origin::of_own(&headers));
+pub(crate) async fn settle(group: &GroupContext, claim: Claim<'_>, record: &Record, stop: &Stop) -> Settled {
+    match claim.parking.map(|parking| (parking, parking.arrival(record))) {
+        None | Some((_, Arrival::Handle)) => {}
+        Some((_, Arrival::Known)) => return Settled::Finished(None),
+        Some((parking, Arrival::Behind)) if parking.follow(record, stop).await => return Settled::Finished(None),
+        Some((_, Arrival::Behind)) => return Settled::Abandoned,
+    }
+    let own = group.is_own_topic(&record.topic).then(|| Origin::of_own(&record.raw_headers()));
     let origin = own.clone().flatten().unwrap_or_else(|| Origin::of_main(record));
-    let delivery = delivery(record, &origin, headers);
-
     if let (Some(due), Some(delay)) = (origin.due_at_millis, names::retry_delay(&group.name, &record.topic)) {
         let wait = Duration::from_millis(due.saturating_sub(clock::unix_millis())).min(retry::longest_wait(delay));
         if !wait.is_zero() && !stop.sleep(wait).await {
             return Settled::Abandoned;
         }
     }
+    let place = claim.parking.map_or(Place::Topics, |parking| parking.place(record));
+    let event = Event { record, origin: &origin, is_foreign: own == Some(None), is_own: own.is_some() };
+    work(group, claim, place, event, stop).await
+}
 
+/// Works on the parked event of a key that comes next, like [`settle`].
+///
+/// # Cancel safety
+/// As for [`settle`]; the row stays.
+pub(crate) async fn settle_parked(
+    group: &GroupContext,
+    server: &str,
+    parking: &Parking,
+    key: u64,
+    stop: &Stop,
+) -> Settled {
+    let Some(row) = parking.head(key, stop).await else { return Settled::Finished(None) };
+    let (record, origin) = &*row;
+    // One that failed before had a handler, as on the group's own topics.
+    let event = Event { record, origin, is_foreign: false, is_own: origin.attempt > 0 };
+    work(group, Claim { server, parking: Some(parking) }, Place::Row, event, stop).await
+}
+
+/// A record, and what is known of it.
+struct Event<'a> {
+    record: &'a Record,
+    origin: &'a Origin,
+    /// It is on a topic of the group's own, and the library did not write it.
+    is_foreign: bool,
+    /// The group had a handler for it before.
+    is_own: bool,
+}
+
+async fn work(group: &GroupContext, claim: Claim<'_>, place: Place, event: Event<'_>, stop: &Stop) -> Settled {
+    let Event { record, origin, is_foreign, is_own } = event;
+    let delivery = delivery(record, origin);
     let event: EventKey = (Arc::clone(&origin.topic), origin.partition, origin.offset);
-    let place = Partition { topic: Arc::clone(&record.topic), number: record.partition };
-    let waiting = Obstacle::Waiting(Arc::clone(&group.name), place);
+    let partition = Partition { topic: Arc::clone(&record.topic), number: record.partition };
+    let waiting = Obstacle::Waiting(Arc::clone(&group.name), partition);
     let mut backoff = in_place_backoff();
     loop {
-        let (handler, outcome, circuit) = match (&own, group.handler_for(&origin.topic, record.payload.as_deref())) {
-            (Some(None), _) => ("", foreign_record(), Verdict::Counts),
-            (_, Match::Handler(handler)) => {
+        let (handler, outcome, circuit) = match group.handler_for(&origin.topic, record.payload.as_deref()) {
+            _ if is_foreign => ("", foreign_record(), Verdict::Counts),
+            Match::Handler(handler) => {
                 let Some((outcome, verdict)) =
-                    through_circuit(group, server, handler, &event, record, &delivery, stop).await
+                    through_circuit(group, claim, handler, &event, record, &delivery, stop).await
                 else {
                     return Settled::Abandoned;
                 };
                 (handler.spec.name, outcome, verdict)
             }
-            (_, Match::None) => ("", Outcome::Unmatched, Verdict::Counts),
-            (_, Match::Unparsable(error)) => ("", undecodable(error), Verdict::Counts),
+            Match::None => ("", Outcome::Unmatched, Verdict::Counts),
+            Match::Unparsable(error) => ("", undecodable(error), Verdict::Counts),
         };
         // On the group's own topics an event that nobody takes is no stranger: its handler is gone, or
         // not here yet.
-        let unmatched_is_dead = own.is_some() || group.config.unmatched == Unmatched::DeadLetter;
+        let unmatched_is_dead = is_own || group.config.unmatched == Unmatched::DeadLetter;
         let step = step::after(&outcome, origin.attempt, group.tiers(handler), unmatched_is_dead, circuit);
+        let keep = parking::keep(place, &step);
         let moved = match &step {
             Step::Advance => Ok(()),
+            // It waits in a row.
+            Step::Retry { .. } if keep != Keep::Nothing => Ok(()),
             Step::WaitInPlace => Err(outcome.failure().map(Failure::summary).unwrap_or_default()),
             Step::Retry { .. } | Step::DeadLetter { .. } => {
-                move_on(group, record, &origin, handler, &outcome, &step).await
+                move_on(group, record, origin, handler, &outcome, &step).await
             }
             Step::StopRun => {
                 group.fail(RunError::TransactionEnded { handler: handler.to_owned() });
@@ -99,6 +154,12 @@ pub(crate) async fn settle(group: &GroupContext, server: &str, record: &Record, 
         report(group, record, handler, &outcome, &step, moved.is_ok());
         let Err(reason) = moved else {
             group.health.clear(&waiting);
+            // The row last: an event whose row is left is driven again, and recognised.
+            if let Some(parking) = claim.parking
+                && !parking.keep(record, origin, keep, stop).await
+            {
+                return Settled::Abandoned;
+            }
             return Settled::Finished(if let Step::DeadLetter { reason } = step { Some(reason) } else { None });
         };
         // An open circuit has a reason of its own, and says itself when to come again.
@@ -116,7 +177,7 @@ pub(crate) async fn settle(group: &GroupContext, server: &str, record: &Record, 
 /// An attempt, when the handler's circuit lets it through. `None`: a stop came first.
 async fn through_circuit(
     group: &GroupContext,
-    server: &str,
+    claim: Claim<'_>,
     handler: &Handler,
     event: &EventKey,
     record: &Record,
@@ -130,7 +191,7 @@ async fn through_circuit(
         }
     }
     let place = circuit.hold(event);
-    let outcome = attempt(group, server, handler, record, delivery).await;
+    let outcome = attempt(group, claim, handler, record, delivery).await;
     let verdict = match &outcome {
         Outcome::Done | Outcome::Permanent { reason: Reason::Permanent, .. } => place.note(Note::Well),
         Outcome::Transient { failure, .. } => place.note(Note::Failed(&failure.summary())),
@@ -142,7 +203,7 @@ async fn through_circuit(
 /// One attempt at an event.
 async fn attempt(
     group: &GroupContext,
-    server: &str,
+    claim: Claim<'_>,
     handler: &Handler,
     record: &Record,
     delivery: &Delivery,
@@ -175,7 +236,7 @@ async fn attempt(
         Err(error) => return infrastructure(error),
     };
     let id = event.id.uuid();
-    let ended = transaction(group, server, handler, event, delivery, &mut session).instrument(span).await;
+    let ended = transaction(group, claim, handler, event, delivery, &mut session).instrument(span).await;
     match ended {
         (Outcome::Done, _) if session.is_in_transaction() => Outcome::TransactionEnded,
         (outcome, Connection::Usable) => {
@@ -210,7 +271,7 @@ enum Connection {
 /// begin → dedup insert → handler → check → commit
 async fn transaction(
     group: &GroupContext,
-    server: &str,
+    claim: Claim<'_>,
     handler: &Handler,
     event: DecodedEvent,
     delivery: &Delivery,
@@ -225,7 +286,7 @@ async fn transaction(
     let transaction_id = match bounded(dedup::insert(&mut tx, event.id.uuid(), &group.name)).await {
         // Another server, or another run of it, than the one the position was read from: what either
         // says is done may be unknown to the other. The coordinator goes back first.
-        Ok(inserted) if inserted.server != server => {
+        Ok(inserted) if inserted.server != claim.server => {
             group.doubt.notify_one();
             return (
                 Outcome::Infrastructure(Failure::new("the database server is another one")),
@@ -255,10 +316,16 @@ async fn transaction(
     };
 
     // check
-    match (bounded(dedup::is_current(&mut tx, transaction_id)).await, failed) {
-        (Ok(true), None) => {}
-        (Ok(false), _) => return (Outcome::TransactionEnded, Connection::Unknown),
-        (Ok(true), Some(error)) => return (error.into(), rolled_back(tx).await),
+    let owner = claim.parking.map(Parking::owner);
+    match (bounded(dedup::check(&mut tx, transaction_id, owner)).await, failed) {
+        (Ok(Check::Whole), None) => {}
+        (Ok(Check::Ended), _) => return (Outcome::TransactionEnded, Connection::Unknown),
+        (Ok(Check::NotOwner), _) => {
+            group.doubt.notify_one();
+            let failure = Failure::new("another member has taken the partition over");
+            return (Outcome::Infrastructure(failure), rolled_back(tx).await);
+        }
+        (Ok(Check::Whole), Some(error)) => return (error.into(), rolled_back(tx).await),
         // Its error aborted the transaction, or took the connection with it.
         (Err(check), Some(error)) => return (error.into(), after_error(tx, &check).await),
         (Err(check), None) if sql_error::class(&check) == Class::Infrastructure => {
@@ -350,7 +417,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Backoff for an outage: it never ends, and never grows beyond a few seconds, so that work resumes
 /// soon after.
-fn in_place_backoff() -> impl Iterator<Item = Duration> {
+pub(crate) fn in_place_backoff() -> impl Iterator<Item = Duration> {
     ExponentialBuilder::default()
         .with_min_delay(Duration::from_millis(100))
         .with_max_delay(LONGEST_PAUSE)
@@ -359,7 +426,8 @@ fn in_place_backoff() -> impl Iterator<Item = Duration> {
         .build()
 }
 
-fn delivery(record: &Record, origin: &Origin, headers: Vec<RawHeader>) -> Delivery {
+fn delivery(record: &Record, origin: &Origin) -> Delivery {
+    let headers = record.raw_headers();
     Delivery {
         topic: origin.topic.clone(),
         partition: origin.partition,

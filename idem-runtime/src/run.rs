@@ -24,6 +24,7 @@ use crate::kafka::producer::Producer;
 use crate::pg::session::Pools;
 use crate::pg::{migrate, partitions};
 use crate::registry;
+use crate::spec::Order;
 use crate::stop::{self, Stop};
 
 /// Drives every handler that the program links, configured by the environment, until SIGTERM or
@@ -201,6 +202,8 @@ impl Running {
             .map(|(name, handlers)| {
                 let mut topics: HashMap<&'static str, Vec<Handler>> = HashMap::new();
                 let concurrency = handlers.iter().map(|handler| handler.spec.concurrency).max().unwrap_or(1);
+                // The registry made sure that they agree.
+                let ordered = handlers.iter().any(|handler| handler.spec.order == Order::Key);
                 let longest_handler = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
                 let circuits = handlers
                     .iter()
@@ -213,6 +216,7 @@ impl Running {
                     name: name.into(),
                     topics,
                     concurrency: usize::from(concurrency),
+                    ordered,
                     config: Arc::clone(&self.config),
                     states: Arc::clone(&self.states),
                     pools: pools.clone(),

@@ -94,7 +94,6 @@ impl HandlerSpec {
             ("money", self.money.is_some()),
             ("transaction = \"shared\"", shared),
             ("batch", self.batch.is_some()),
-            ("order = \"key\"", self.order == Order::Key),
             ("expired", self.expired != Expired::Dlq),
             ("stale", self.stale),
         ];

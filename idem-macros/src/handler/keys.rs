@@ -177,8 +177,8 @@ pub const KEYS: &[Key] = &[
         form: Form::OneOf(&["partition", "key"]),
         example: r#""partition""#,
         default: "`\"partition\"`",
-        about: "`\"key\"`: while an event waits for a retry, later events of its Kafka key wait behind it; not with \
-                a shared transaction, `batch` or `retry = []`",
+        about: "`\"key\"`: while an event waits for a retry, later events of its Kafka key wait behind it, in rows \
+                of the database; not with a shared transaction, `batch` or `retry = []`",
     },
     Key {
         name: Name::Expired,

@@ -7,6 +7,7 @@ pub(crate) mod circuit;
 pub(crate) mod key_lanes;
 pub(crate) mod offsets;
 pub(crate) mod outcome;
+pub(crate) mod parking;
 pub(crate) mod position;
 pub(crate) mod progress;
 pub(crate) mod replay;

@@ -18,6 +18,8 @@ use crate::decide::progress::Verdict;
 use crate::health::Obstacle;
 use crate::kafka::consumer::{Command, Consumer, Event, Partition, Source};
 use crate::lane::{Lane, LaneState};
+use crate::parking::Parking;
+use crate::pg::parked::Owner;
 use crate::pg::progress::Server;
 use crate::run::RunError;
 use crate::stop::Stop;
@@ -228,9 +230,12 @@ impl Coordinator {
         match taken {
             Ok(taken) => {
                 self.group.health.clear(&Obstacle::Position(Arc::clone(&self.group.name)));
-                for (partition, Taken { offset, epoch, server }) in taken {
+                for (partition, Taken { offset, epoch, server, parked }) in taken {
                     let Some(pending) = self.pending.remove(&partition) else { continue };
-                    let (lane, sender) = Lane::start(Arc::clone(&self.group), offset, Arc::clone(&server));
+                    let (group, of) = (Arc::clone(&self.group.name), partition.clone());
+                    let owner = Owner { group, partition: of, epoch, server: Arc::clone(&server) };
+                    let parking = Parking::new(&self.group, owner, &parked);
+                    let (lane, sender) = Lane::start(Arc::clone(&self.group), offset, Arc::clone(&server), parking);
                     let source = Source { partition: partition.clone(), offset, lane: sender };
                     if pending.rewind {
                         self.consumer.send(Command::Rewind(source));

@@ -29,6 +29,8 @@ pub(crate) struct GroupContext {
     pub topics: HashMap<&'static str, Vec<Handler>>,
     /// Events of different keys in progress at once, per partition.
     pub concurrency: usize,
+    /// Whether later events of a key wait behind one that failed.
+    pub ordered: bool,
     pub config: Arc<Config>,
     pub states: Arc<States>,
     pub pools: Pools,

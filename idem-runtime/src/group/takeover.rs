@@ -10,6 +10,7 @@ use super::coordinator::Pending;
 use crate::config::OffsetReset;
 use crate::decide::position::{self, Committed, Facts, Start, Why};
 use crate::kafka::consumer::{Consumer, Partition};
+use crate::pg::parked::Waiting;
 use crate::pg::progress::{self, Decided, Found, Position, Server};
 use crate::pg::session::on_service;
 use crate::run::RunError;
@@ -19,6 +20,7 @@ pub(super) struct Taken {
     pub offset: i64,
     pub epoch: i64,
     pub server: Server,
+    pub parked: Vec<Waiting>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -58,10 +60,13 @@ pub(super) async fn positions(
             progress::take_over(connection, &name, &partitions, |found| decide(&context, &pending, &log, found)).await
         })
     });
-    let (server, positions) = taken.await?;
-    let taken =
-        |position: Position| Taken { offset: position.next_offset, epoch: position.epoch, server: Arc::clone(&server) };
-    Ok(positions.into_iter().map(|(partition, position)| (partition, taken(position))).collect())
+    let progress::Taken { server, positions, mut parked } = taken.await?;
+    let taken = |(partition, position): (Partition, Position)| {
+        let parked = parked.remove(&partition).unwrap_or_default();
+        let (offset, epoch) = (position.next_offset, position.epoch);
+        (partition, Taken { offset, epoch, server: Arc::clone(&server), parked })
+    };
+    Ok(positions.into_iter().map(taken).collect())
 }
 
 async fn log(group: &GroupContext, consumer: &Consumer, partitions: &[Partition]) -> Result<Log, KafkaError> {

@@ -56,8 +56,7 @@ pub(crate) fn replace(headers: Option<&OwnedHeaders>, names: &[&str], add: &[(&s
     kept
 }
 
-/// Headers made from raw ones, for tests with foreign bytes.
-#[cfg(any(test, feature = "testing"))]
+/// Headers made from raw ones, whose names and values may be any bytes.
 pub(crate) fn from_raw(raw: &[RawHeader]) -> OwnedHeaders {
     let headers = OwnedHeaders::new();
     for (name, value) in raw {
@@ -76,6 +75,7 @@ pub(crate) fn from_raw(raw: &[RawHeader]) -> OwnedHeaders {
                 size,
             )
         };
+        // Only a list that is read-only refuses one, or no memory.
         assert_eq!(status, ffi::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR);
     }
     headers

@@ -3,6 +3,9 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
+use super::parked::Owner;
+use crate::kafka::consumer::Partition;
+
 /// The identity of a transaction, as the server counts them (`xid8`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TransactionId(i64);
@@ -34,15 +37,51 @@ pub(crate) async fn insert(tx: &mut PgConnection, event_id: Uuid, group: &str) -
     Ok(Inserted { transaction: id.map(TransactionId), server })
 }
 
-/// Whether the transaction that inserted the dedup row is still the current one.
+/// What the check before COMMIT says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Check {
+    /// The dedup row and the handler's writes are one transaction.
+    Whole,
+    /// The handler ended the transaction.
+    Ended,
+    /// Another member has taken the partition over, and the order of a key is at stake.
+    NotOwner,
+}
+
+/// Whether the transaction that inserted the dedup row is still the current one; and, where the
+/// order of keys is kept, whether this member still owns the partition. A member that was replaced
+/// does not know what its successor parked. What it commits after this was asked was begun before
+/// the successor started, which waits for the dedup row.
 ///
 /// sqlx's `commit()` returns Ok even where the server answered COMMIT with ROLLBACK, so this is
 /// asked before: an aborted transaction answers with SQLSTATE 25P02, and after a COMMIT or ROLLBACK
 /// of the handler's own there is no transaction id, or another one.
-pub(crate) async fn is_current(tx: &mut PgConnection, id: TransactionId) -> Result<bool, sqlx::Error> {
-    let current: Option<i64> =
-        sqlx::query_scalar("SELECT pg_current_xact_id_if_assigned()::text::bigint").fetch_one(tx).await?;
-    Ok(current == Some(id.0))
+pub(crate) async fn check(
+    tx: &mut PgConnection,
+    id: TransactionId,
+    owner: Option<&Owner>,
+) -> Result<Check, sqlx::Error> {
+    let (current, is_owner): (Option<i64>, bool) = match owner {
+        None => {
+            let query = sqlx::query_scalar("SELECT pg_current_xact_id_if_assigned()::text::bigint");
+            (query.fetch_one(tx).await?, true)
+        }
+        Some(owner) => {
+            let query = sqlx::query_as(
+                "SELECT pg_current_xact_id_if_assigned()::text::bigint, EXISTS ( \
+                     SELECT FROM consumer_progress \
+                      WHERE consumer_group = $1 AND topic = $2 AND partition = $3 AND epoch = $4)",
+            );
+            let Partition { topic, number } = &owner.partition;
+            query.bind(&*owner.group).bind(&**topic).bind(number).bind(owner.epoch).fetch_one(tx).await?
+        }
+    };
+    Ok(match (current == Some(id.0), is_owner) {
+        (false, _) => Check::Ended,
+        (true, false) => Check::NotOwner,
+        (true, true) => Check::Whole,
+    })
 }
 
 /// Whether this transaction has committed its dedup row, asked on another connection. A row that

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
+use super::parked::{self, Waiting};
 use crate::decide::progress::Row;
 use crate::kafka::consumer::Partition;
 
@@ -115,15 +116,26 @@ pub(crate) struct Decided {
     pub others: Vec<(Partition, Position)>,
 }
 
+/// What was taken over.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    /// The run of the server that says so.
+    pub server: Server,
+    /// This member's positions.
+    pub positions: Vec<(Partition, Position)>,
+    /// The parked events of its partitions.
+    pub parked: HashMap<Partition, Vec<Waiting>>,
+}
+
 /// Raises the epochs of partitions, so that their former owners can't move them any more, asks
 /// where each starts, and records that, in one transaction. Returns this member's positions and the
-/// server run they are from. A `decide` that gives `None` changes nothing.
+/// server run they are from, and the partitions' parked events. A `decide` that gives `None` changes nothing.
 pub(crate) async fn take_over(
     connection: &mut PgConnection,
     group: &str,
     partitions: &[Partition],
     decide: impl FnOnce(&Found) -> Option<Decided> + Send,
-) -> Result<(Server, Vec<(Partition, Position)>), sqlx::Error> {
+) -> Result<Taken, sqlx::Error> {
     let mut tx = connection.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
     // Members of a group that take over at the same time come one after another.
     sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('idem takeover ' || $1, 0))")
@@ -162,7 +174,7 @@ pub(crate) async fn take_over(
     };
     let Some(Decided { own, others }) = decide(&found) else {
         tx.rollback().await?;
-        return Ok((server.into(), Vec::new()));
+        return Ok(Taken { server: server.into(), positions: Vec::new(), parked: HashMap::new() });
     };
     let record: Vec<&(Partition, Position)> = own.iter().chain(&others).collect();
     sqlx::query(
@@ -179,6 +191,8 @@ pub(crate) async fn take_over(
     .bind(record.iter().map(|(_, position)| position.next_offset).collect::<Vec<i64>>())
     .execute(&mut *tx)
     .await?;
+    // After the epochs were raised: what the former owners were about to park is here now.
+    let parked = parked::load(&mut tx, group, partitions).await?;
     tx.commit().await?;
-    Ok((server.into(), own))
+    Ok(Taken { server: server.into(), positions: own, parked })
 }

@@ -5,8 +5,10 @@ use idem_runtime::prelude::*;
 use tests::orders::{self, Order};
 
 macro_rules! handlers {
-    ($($name:ident: $group:literal on $topic:literal, concurrency $concurrency:literal;)*) => {$(
-        #[idempotent_handler(topic = $topic, group = $group, concurrency = $concurrency, retry = ["300ms"])]
+    ($($name:ident: $group:literal on $topic:literal, concurrency $concurrency:literal, $order:literal;)*) => {$(
+        #[idempotent_handler(
+            topic = $topic, group = $group, concurrency = $concurrency, order = $order, retry = ["300ms", "1s", "3s"]
+        )]
         async fn $name(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
             orders::handle(tx, order, &delivery, $group).await
         }
@@ -14,10 +16,12 @@ macro_rules! handlers {
 }
 
 handlers! {
-    killed: "killed" on "killed.orders", concurrency 4;
-    asked: "asked" on "asked.orders", concurrency 1;
-    paused: "paused" on "paused.orders", concurrency 1;
-    crowd: "crowd" on "crowd.orders", concurrency 2;
+    killed: "killed" on "killed.orders", concurrency 4, "partition";
+    asked: "asked" on "asked.orders", concurrency 1, "partition";
+    paused: "paused" on "paused.orders", concurrency 1, "partition";
+    crowd: "crowd" on "crowd.orders", concurrency 2, "partition";
+    queued: "queued" on "queued.orders", concurrency 4, "key";
+    napped: "napped" on "napped.orders", concurrency 1, "key";
 }
 
 #[tokio::main]
