@@ -65,9 +65,7 @@ pub(crate) async fn ensure(config: &Config, needs: &[Need]) -> Result<HashSet<St
         return Ok(all);
     }
     match check_and_create(&client, config, needs, existing, missing).await {
-        Err(TopicError::Unreachable(error))
-            if error.rdkafka_error_code() == Some(RDKafkaErrorCode::UnsupportedFeature) =>
-        {
+        Err(TopicError::Unreachable(error)) if code(&error) == Some(RDKafkaErrorCode::UnsupportedFeature) => {
             tracing::warn!(
                 "the broker can't create topics or describe them: they are not checked, and made by whoever runs it"
             );
@@ -121,6 +119,14 @@ fn options() -> AdminOptions {
     AdminOptions::new().request_timeout(Some(REQUEST)).operation_timeout(Some(REQUEST))
 }
 
+/// What the broker or librdkafka said. rdkafka's own function knows no code of an administrator's request.
+fn code(error: &KafkaError) -> Option<RDKafkaErrorCode> {
+    match error {
+        KafkaError::AdminOp(code) => Some(*code),
+        error => error.rdkafka_error_code(),
+    }
+}
+
 /// Whether the broker answers requests about topics. librdkafka's mock cluster has no controller to
 /// ask, and a request to it ends by its timeout.
 async fn answers_about_topics(client: &AdminClient<LogContext>, existing: &[Wanted]) -> Result<bool, KafkaError> {
@@ -128,7 +134,7 @@ async fn answers_about_topics(client: &AdminClient<LogContext>, existing: &[Want
     let options = AdminOptions::new().request_timeout(Some(PROBE)).operation_timeout(Some(PROBE));
     match client.describe_configs(&[ResourceSpecifier::Topic(&topic.name)], &options).await {
         Ok(_) => Ok(true),
-        Err(error) => match error.rdkafka_error_code() {
+        Err(error) => match code(&error) {
             Some(
                 RDKafkaErrorCode::OperationTimedOut
                 | RDKafkaErrorCode::RequestTimedOut
