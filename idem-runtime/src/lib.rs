@@ -22,6 +22,7 @@ mod health;
 mod kafka;
 mod lane;
 mod money;
+mod move_on;
 pub mod ops;
 mod parking;
 mod pg;

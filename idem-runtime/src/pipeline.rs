@@ -4,7 +4,7 @@
 //!
 //! and then, by the outcome: the watermark moves, or the event waits in place, or it is moved to a
 //! retry topic or the dead letter queue first. Progress and offset follow the watermark
-//! (`group.rs`). What follows from what is decided in `decide/`; this page only does it.
+//! (`group/`). What follows from what is decided in `decide/`; this page only does it.
 //!
 //! With `order = "key"` a failed event with a key waits in a row instead of a retry topic, and a record
 //! whose key has rows is parked behind them before it is even decoded. Rows are settled here too.
@@ -31,10 +31,9 @@ use crate::group::{GroupContext, Match};
 use crate::handler::{Delivery, Handler, ParamSource};
 use crate::health::Obstacle;
 use crate::kafka::consumer::Partition;
-use crate::kafka::forward::{self, Report};
 use crate::kafka::names;
-use crate::kafka::producer::PublishError;
 use crate::kafka::record::{self, Origin, Record};
+use crate::move_on::move_on;
 use crate::parking::Parking;
 use crate::pg::dedup::{self, Check, Inserted, TransactionId};
 use crate::pg::session::{Session, bounded, on_service};
@@ -356,61 +355,6 @@ async fn rolled_back(tx: crate::handler::Tx<'_>) -> Connection {
 
 async fn after_error(tx: crate::handler::Tx<'_>, error: &sqlx::Error) -> Connection {
     if sql_error::leaves_connection_usable(error) { rolled_back(tx).await } else { Connection::Unknown }
-}
-
-/// Publishes the event to where it goes next. Returns after the broker's acknowledgement.
-async fn move_on(
-    group: &GroupContext,
-    record: &Record,
-    origin: &Origin,
-    handler: &str,
-    outcome: &Outcome,
-    step: &Step,
-) -> Result<(), String> {
-    let now = clock::unix_millis();
-    let error = match outcome.failure() {
-        Some(failure) if group.config.error_text => failure.summary_with_text(),
-        Some(failure) => failure.summary(),
-        None => String::new(),
-    };
-    let mut report = Report {
-        origin,
-        attempt: origin.attempt.saturating_add(1),
-        first_failed_at_millis: origin.first_failed_at_millis.unwrap_or(now),
-        handler,
-        error: &error,
-        due_at_millis: None,
-        reason: None,
-    };
-    let dlq = names::dlq_topic(&group.name);
-    let published = match step {
-        Step::Retry { delay } => {
-            report.due_at_millis = Some(retry::due_at_millis(now, *delay, fastrand::f64()));
-            let topic = names::retry_topic(&group.name, *delay);
-            match forward::publish(&group.producer, &topic, record, &report).await {
-                // It will not fit the next tier either.
-                Err(PublishError::TooLarge) => {
-                    report = Report { due_at_millis: None, reason: Some(Reason::Exhausted), ..report };
-                    forward::dead_letter(&group.producer, &dlq, record, &report).await
-                }
-                published => published,
-            }
-        }
-        Step::DeadLetter { reason } => {
-            report.reason = Some(*reason);
-            forward::dead_letter(&group.producer, &dlq, record, &report).await
-        }
-        Step::Advance | Step::WaitInPlace | Step::StopRun => Ok(()),
-    };
-    published.map_err(|error| {
-        let text = format!("it can't be moved on: {error}");
-        if let PublishError::Fatal(error) = error {
-            group.fail(RunError::Producer(error));
-        } else {
-            tracing::warn!(group = &*group.name, %error, "can't move an event on; waiting");
-        }
-        text
-    })
 }
 
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);

@@ -37,3 +37,14 @@ pub fn pool(url: &str) -> PgPool {
     let pool = PgPoolOptions::new().max_connections(4).connect_lazy(url);
     pool.unwrap_or_else(|error| panic!("no database URL: {url}: {error}"))
 }
+
+/// How many sessions of the database are inside a transaction and run no statement: handlers that do
+/// something else meanwhile.
+///
+/// # Panics
+/// When the database does not answer.
+pub async fn open_transactions(pool: &PgPool) -> i64 {
+    let count = "SELECT count(*) FROM pg_stat_activity \
+                  WHERE datname = current_database() AND state = 'idle in transaction'";
+    sqlx::query_scalar(count).fetch_one(pool).await.expect("the sessions of the database")
+}

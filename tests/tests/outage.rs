@@ -84,3 +84,53 @@ async fn a_broker_that_restarts_is_read_on_and_one_that_is_gone_does_not_hold_up
     assert!(child.wait(Duration::from_secs(30)).await.success());
     assert!(asked.elapsed() < Duration::from_secs(14), "exit took {:?}", asked.elapsed());
 }
+
+#[idempotent_handler(topic = "read-only.orders", group = "read-only", retry = ["100ms"])]
+async fn read_only(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "read-only").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_only_reads_or_takes_no_connections_is_an_outage_too() {
+    let admin = tests::postgres::pool(&tests::postgres::shared().await.url());
+    let run_sql = async |sql: String| {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&admin).await.unwrap();
+    };
+    // A role of its own: a superuser is never refused a connection.
+    run_sql("CREATE ROLE limited LOGIN".to_owned()).await;
+    let url = tests::postgres::database().await;
+    let name = url.rsplit('/').next().unwrap().to_owned();
+    run_sql(format!("ALTER DATABASE {name} OWNER TO limited")).await;
+    let env = TestEnv::on(&url.replace("postgres@", "limited@"), Kafka::shared().await);
+    orders::create_tables(&env.pool).await;
+    env.pool.close().await;
+    let pool = tests::postgres::pool(&url);
+    env.kafka.create_topic("read-only.orders", 1).await;
+    let mut ids = orders::publish(&env.kafka, "read-only.orders", &[Plan::Succeed]).await;
+    let run = Run::start(&env, &["read-only"]);
+    eventually(LIMIT, "the first order", async || orders::effect_count(&pool, "read-only").await == 1).await;
+
+    let outages = [
+        (
+            format!("ALTER DATABASE {name} SET default_transaction_read_only = on"),
+            format!("ALTER DATABASE {name} RESET ALL"),
+        ),
+        ("ALTER ROLE limited CONNECTION LIMIT 0".to_owned(), "ALTER ROLE limited CONNECTION LIMIT -1".to_owned()),
+    ];
+    for (begin, end) in outages {
+        run_sql(begin).await;
+        run_sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'limited'".to_owned()).await;
+        ids.extend(orders::publish(&env.kafka, "read-only.orders", &[Plan::Succeed, Plan::Succeed]).await);
+        eventually(LIMIT, "readiness to say why", async || !run.health.is_ready()).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(orders::effect_count(&pool, "read-only").await, ids.len() - 2);
+        run_sql(end).await;
+        eventually(LIMIT, "all orders", async || orders::effect_count(&pool, "read-only").await == ids.len()).await;
+        eventually(LIMIT, "readiness", async || run.health.is_ready()).await;
+    }
+    run.stop().await.unwrap();
+    orders::assert_each_once(&pool, "read-only", &ids).await;
+    for topic in ["read-only.dlq", "read-only.retry.100ms"] {
+        assert_eq!(env.kafka.read_all(topic).await, [], "{topic}");
+    }
+}

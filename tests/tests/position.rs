@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use idem_runtime::prelude::*;
 use tests::orders::{self, Order, Plan};
+use tests::postgres::open_transactions;
 use tests::{Kafka, Postgres, Run, TestEnv, eventually};
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -230,16 +231,7 @@ async fn an_offset_that_left_the_log_under_a_running_member_goes_on_at_the_logs_
     plans.extend(vec![Plan::Succeed; 3_000]);
     let ids = orders::publish(&env.kafka, "cut-off.orders", &plans).await;
     let run = Run::start(&env, &["cut-off"]);
-    eventually(LIMIT, "the slow order", async || {
-        let open: i64 = sqlx::query_scalar(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'",
-        )
-        .fetch_one(&env.pool)
-        .await
-        .unwrap();
-        open == 1
-    })
-    .await;
+    eventually(LIMIT, "the slow order", async || open_transactions(&env.pool).await == 1).await;
     env.kafka.delete_records("cut-off.orders", 0, 2_990).await;
     eventually(LIMIT, "the offset to pass all", async || committed(&env, "cut-off").await == Some(3_001)).await;
     run.stop().await.unwrap();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use idem_runtime::prelude::*;
 use tests::child::workspace_program;
 use tests::orders::{self, Order, Plan};
+use tests::postgres::open_transactions;
 use tests::{Program, Record, Run, TestEnv, eventually};
 
 const LIMIT: Duration = Duration::from_secs(90);
@@ -32,16 +33,7 @@ async fn a_member_that_joins_while_a_slow_handler_runs_disturbs_nothing() {
         }
     }
     let first = Run::start(&env, &["joined"]);
-    tests::eventually(LIMIT, "both slow handlers", async || {
-        let open: i64 = sqlx::query_scalar(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'",
-        )
-        .fetch_one(&env.pool)
-        .await
-        .unwrap();
-        open == 2
-    })
-    .await;
+    tests::eventually(LIMIT, "both slow handlers", async || open_transactions(&env.pool).await == 2).await;
     let second = Run::start(&env, &["joined"]);
     eventually(LIMIT, "the offsets to pass all", async || sum_committed(&env, "joined", "joined.orders").await == 6)
         .await;
@@ -140,16 +132,7 @@ async fn a_member_that_slept_through_a_rebalance_moves_nothing() {
     eventually(LIMIT, "the first order", async || sum_committed(&env, "paused", "paused.orders").await == 1).await;
     // It sleeps in the middle of an event.
     ids.extend(orders::publish(&env.kafka, "paused.orders", &[Plan::Sleep(1_500), Plan::Succeed]).await);
-    eventually(LIMIT, "an open transaction", async || {
-        let open: i64 = sqlx::query_scalar(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'",
-        )
-        .fetch_one(&env.pool)
-        .await
-        .unwrap();
-        open == 1
-    })
-    .await;
+    eventually(LIMIT, "an open transaction", async || open_transactions(&env.pool).await == 1).await;
     stale.pause();
     let mut fresh = Program::start(&program, &["paused"], &env.variables());
     ids.extend(orders::publish(&env.kafka, "paused.orders", &vec![Plan::Succeed; 20]).await);

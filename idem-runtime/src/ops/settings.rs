@@ -63,6 +63,9 @@ pub fn of(config: &Config) -> Vec<Setting> {
         ("IDEM_SHUTDOWN_GRACE", duration(config.shutdown_grace)),
         ("IDEM_ERROR_TEXT", config.error_text.to_string()),
         ("IDEM_ACCEPT_DATABASE", accepted),
+        ("IDEM_DEDUP_WINDOW", duration(config.dedup_window)),
+        ("IDEM_STRICT", config.strict.to_string()),
+        ("IDEM_DLQ_BRAKE", config.dlq_brake.map_or_else(|| "off".to_owned(), |limit| limit.to_string())),
     ]
     .into_iter()
     .map(|(variable, value)| Setting { variable: variable.to_owned(), value })
