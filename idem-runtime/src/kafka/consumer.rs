@@ -124,20 +124,9 @@ impl Consumer {
     pub(crate) async fn committed(&self, partitions: &[Partition]) -> KafkaResult<HashMap<Partition, Committed>> {
         let partitions = partitions.to_vec();
         self.blocking(move |client| {
-            let mut list = TopicPartitionList::new();
-            for partition in &partitions {
-                list.add_partition(&partition.topic, partition.number);
-            }
-            let list = client.committed_offsets(list, REQUEST)?;
-            let mut committed = HashMap::new();
-            for element in list.elements() {
-                element.error()?;
-                if let Offset::Offset(offset) = element.offset() {
-                    let partition = Partition { topic: element.topic().into(), number: element.partition() };
-                    committed.insert(partition, Committed { offset, by: CommittedBy::parse(element.metadata()) });
-                }
-            }
-            Ok(committed)
+            let committed = committed_offsets(client, &partitions, REQUEST)?.into_iter();
+            let by = |(offset, metadata): (i64, String)| Committed { offset, by: CommittedBy::parse(&metadata) };
+            Ok(committed.map(|(partition, found)| (partition, by(found))).collect())
         })
         .await
     }
@@ -217,6 +206,28 @@ impl Consumer {
             Ok(None) | Err(_) => Err(KafkaError::Global(RDKafkaErrorCode::RequestTimedOut)),
         }
     }
+}
+
+/// What a client's group has committed, with the commits' metadata. Blocks, at most for `bound`.
+pub(super) fn committed_offsets<C: ConsumerContext>(
+    client: &BaseConsumer<C>,
+    partitions: &[Partition],
+    bound: Duration,
+) -> KafkaResult<HashMap<Partition, (i64, String)>> {
+    let mut list = TopicPartitionList::with_capacity(partitions.len());
+    for partition in partitions {
+        list.add_partition(&partition.topic, partition.number);
+    }
+    let list = client.committed_offsets(list, bound)?;
+    let mut committed = HashMap::new();
+    for element in list.elements() {
+        element.error()?;
+        if let Offset::Offset(offset) = element.offset() {
+            let partition = Partition { topic: element.topic().into(), number: element.partition() };
+            committed.insert(partition, (offset, element.metadata().to_owned()));
+        }
+    }
+    Ok(committed)
 }
 
 /// An explicit list: what is committed is never "the current state" of a consumer.

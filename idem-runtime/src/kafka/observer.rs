@@ -11,7 +11,7 @@ use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::{Message, Offset, TopicPartitionList};
 use tokio::sync::mpsc;
 
-use super::consumer::Partition;
+use super::consumer::{Partition, committed_offsets};
 use super::producer::LogContext;
 use super::record::Record;
 use super::{client_config, on_thread};
@@ -73,23 +73,7 @@ impl Observer {
 
     /// What the group has committed, with the commits' metadata.
     pub(crate) async fn committed(&self, partitions: Vec<Partition>) -> KafkaResult<HashMap<Partition, (i64, String)>> {
-        self.ask(move |client| {
-            let mut list = TopicPartitionList::with_capacity(partitions.len());
-            for partition in &partitions {
-                list.add_partition(&partition.topic, partition.number);
-            }
-            let list = client.committed_offsets(list, REQUEST)?;
-            let mut committed = HashMap::new();
-            for element in list.elements() {
-                element.error()?;
-                if let Offset::Offset(offset) = element.offset() {
-                    let partition = Partition { topic: element.topic().into(), number: element.partition() };
-                    committed.insert(partition, (offset, element.metadata().to_owned()));
-                }
-            }
-            Ok(committed)
-        })
-        .await
+        self.ask(move |client| committed_offsets(client, &partitions, REQUEST)).await
     }
 
     /// Commits offsets, each with its metadata. The broker refuses it while the group has members.
