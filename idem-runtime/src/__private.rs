@@ -14,7 +14,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 use crate::error::HandlerResult;
-use crate::handler::{DecodeFn, ParamSource, StateNeed, Tx};
+use crate::handler::{Decode, ParamSource, StateNeed, Tx};
 
 mod derive;
 mod roles;
@@ -42,7 +42,7 @@ pub const fn millis(millis: u64) -> std::time::Duration {
 }
 
 /// A handler from its parts. `call` is the only code that calls the user's function.
-pub fn handler<C>(spec: HandlerSpec, decode: DecodeFn, needs: &[Option<StateNeed>], call: C) -> Handler
+pub fn handler<C>(spec: HandlerSpec, decode: Decode, needs: &[Option<StateNeed>], call: C) -> Handler
 where
     C: for<'a> Fn(&'a mut Tx<'_>, Payload, ParamSource<'a>) -> BoxFuture<'a, HandlerResult>,
     C: Send + Sync + 'static,

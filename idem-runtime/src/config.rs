@@ -49,6 +49,8 @@ pub struct Config {
     pub(crate) strict: bool,
     /// Dead letters of one reason in a row that stop a lane; `None`: never.
     pub(crate) dlq_brake: Option<u32>,
+    /// Bytes for buffers of records; see [`Config::queue_memory`] and [`Config::prefetch`].
+    pub(crate) memory: usize,
 }
 
 /// Where a group starts on a topic that neither Kafka nor the database knows it on.
@@ -89,6 +91,17 @@ pub struct ConfigError {
 }
 
 impl Config {
+    /// What the lanes' queues of the process hold together. Half of `IDEM_MEMORY`: prefetched records and
+    /// fetches under way need the same again.
+    pub(crate) fn queue_memory(&self) -> usize {
+        self.memory / 2
+    }
+
+    /// What each of so many consumers may prefetch: an eighth of `IDEM_MEMORY` for all of them.
+    pub(crate) fn prefetch(&self, consumers: usize) -> usize {
+        (self.memory / 8 / consumers.max(1)).max(256 * 1024)
+    }
+
     /// Reads the process's environment.
     ///
     /// # Errors
@@ -149,6 +162,7 @@ impl Config {
                 Some("off") => None,
                 _ => Some(reader.number("IDEM_DLQ_BRAKE", 100, 1..=1_000_000)),
             },
+            memory: reader.bytes("IDEM_MEMORY", "64MiB"),
         };
         if reader.errors.is_empty() { Ok(config) } else { Err(ConfigErrors(reader.errors)) }
     }
@@ -183,6 +197,7 @@ impl fmt::Debug for Config {
             .field("dedup_window", &self.dedup_window)
             .field("strict", &self.strict)
             .field("dlq_brake", &self.dlq_brake)
+            .field("memory", &self.memory)
             .finish()
     }
 }
@@ -217,6 +232,26 @@ const RESERVED: &[(&str, &str)] = &[
 
 /// The dedup table needs a partition for each day that an id may lie ahead.
 const LONGEST_SKEW: Duration = Duration::from_secs(364 * 86_400);
+
+const LEAST_MEMORY: usize = 1024 * 1024;
+
+/// A whole number of bytes, or of a unit of them: 1 KiB has 1,024, 1 kB has 1,000.
+fn parse_bytes(text: &str) -> Option<usize> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor: usize = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "kib" | "k" => 1 << 10,
+        "mib" | "m" => 1 << 20,
+        "gib" | "g" => 1 << 30,
+        _ => return None,
+    };
+    number.parse::<usize>().ok()?.checked_mul(factor)
+}
 
 struct Reader {
     vars: BTreeMap<String, String>,
@@ -285,6 +320,21 @@ impl Reader {
         })
     }
 
+    fn bytes(&mut self, variable: &str, default: &str) -> usize {
+        let text = self.text(variable).unwrap_or_else(|| default.to_owned());
+        match parse_bytes(&text) {
+            Some(bytes) if bytes >= LEAST_MEMORY => bytes,
+            Some(_) => {
+                self.error(variable, "is less than 1MiB");
+                LEAST_MEMORY
+            }
+            None => {
+                self.error(variable, "is no size such as 64MiB, 500MB, 1GiB or a number of bytes");
+                LEAST_MEMORY
+            }
+        }
+    }
+
     fn clock_skew(&mut self) -> Duration {
         let skew = self.duration("IDEM_DEDUP_CLOCK_SKEW", "1d");
         if skew > LONGEST_SKEW {
@@ -346,6 +396,28 @@ mod tests {
 
     fn with(extra: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
         Config::from_vars(REQUIRED.iter().chain(extra).copied())
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        for (text, bytes) in [
+            ("64MiB", Some(67_108_864)),
+            ("64 mib", Some(67_108_864)),
+            ("500MB", Some(500_000_000)),
+            ("1048576", Some(1_048_576)),
+            ("2g", Some(2_147_483_648)),
+            ("64MiBs", None),
+            ("1.5GiB", None),
+            ("-1", None),
+            ("", None),
+            ("99999999999999999999GiB", None),
+        ] {
+            assert_eq!(parse_bytes(text), bytes, "{text}");
+        }
+        let config = with(&[("IDEM_MEMORY", "128MiB")]).unwrap();
+        assert_eq!((config.queue_memory(), config.prefetch(2)), (64 << 20, 8 << 20));
+        assert!(with(&[("IDEM_MEMORY", "1023KiB")]).unwrap_err().to_string().contains("less than 1MiB"));
+        assert!(with(&[("IDEM_MEMORY", "much")]).unwrap_err().to_string().contains("IDEM_MEMORY"));
     }
 
     #[test]

@@ -89,6 +89,36 @@ impl HandlerError {
         Self::Permanent(Failure::new(cause))
     }
 
+    /// Says which event of a batch failed, by its place in the `Vec`, from 0. Only that one takes the
+    /// path of the failure; the others are handled again without it.
+    ///
+    /// Without it, or with a place that is not there, the events of the batch are handled one at a time
+    /// to find out. A handler of single events has no use for it.
+    ///
+    /// ```
+    /// use idem_runtime::prelude::*;
+    ///
+    /// #[derive(serde::Deserialize, Event)]
+    /// struct Paid { event_id: EventId, cents: i64 }
+    ///
+    /// #[idempotent_handler(topic = "paid", group = "ledger", batch = 500)]
+    /// async fn on_paid(tx: &mut Tx<'_>, batch: Vec<Paid>) -> HandlerResult {
+    ///     if let Some(at) = batch.iter().position(|paid| paid.cents < 0) {
+    ///         return Err(HandlerError::at(at, HandlerError::permanent("a negative amount")));
+    ///     }
+    ///     let cents: Vec<i64> = batch.iter().map(|paid| paid.cents).collect();
+    ///     sqlx::query("INSERT INTO ledger SELECT unnest($1::bigint[])").bind(cents).execute(&mut **tx).await?;
+    ///     Ok(())
+    /// }
+    /// ```
+    #[must_use]
+    pub fn at(index: usize, error: impl Into<Self>) -> Self {
+        let mut error = error.into();
+        let (Self::Infrastructure(failure) | Self::Transient(failure) | Self::Permanent(failure)) = &mut error;
+        failure.index = Some(index);
+        error
+    }
+
     /// The path of this failure.
     #[must_use]
     pub fn class(&self) -> Class {
@@ -141,6 +171,8 @@ pub struct Failure {
     type_name: &'static str,
     /// A text that is sure to hold nothing of a payload.
     safe_text: Option<Cow<'static, str>>,
+    /// The event of a batch that failed.
+    pub(crate) index: Option<usize>,
 }
 
 impl Failure {
@@ -148,7 +180,7 @@ impl Failure {
     pub(crate) fn new<E: Into<Box<dyn Error + Send + Sync>> + 'static>(cause: E) -> Self {
         // Only a text that was in the program's source is sure to hold nothing of a payload.
         let safe_text = (&cause as &dyn Any).downcast_ref::<&'static str>().map(|text| Cow::Borrowed(*text));
-        Self { source: cause.into(), type_name: std::any::type_name::<E>(), safe_text }
+        Self { source: cause.into(), type_name: std::any::type_name::<E>(), safe_text, index: None }
     }
 
     /// Wraps an error whose text never quotes a payload, such as the library's own.
@@ -254,6 +286,17 @@ mod tests {
         assert_eq!(dynamic.failure().summary(), "alloc::string::String");
         assert_eq!(typed.failure().summary(), "core::num::error::ParseIntError");
         assert!(dynamic.failure().summary_with_text().contains(&card));
+    }
+
+    #[test]
+    fn the_place_of_an_event_changes_nothing_else() {
+        let error = HandlerError::at(3, HandlerError::transient("later"));
+        assert_eq!(
+            (error.failure().index, error.class(), error.to_string()),
+            (Some(3), Class::Transient, "transient: later".to_owned())
+        );
+        assert_eq!(HandlerError::at(0, sqlx::Error::PoolTimedOut).class(), Class::Infrastructure);
+        assert_eq!(HandlerError::permanent("never").failure().index, None);
     }
 
     #[test]

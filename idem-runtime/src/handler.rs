@@ -11,7 +11,8 @@ use futures_util::future::BoxFuture;
 use sqlx::{PgConnection, Postgres, Transaction};
 
 use crate::error::HandlerResult;
-use crate::event::{DecodeError, DecodedEvent};
+use crate::event::{DecodeError, DecodedEvent, EventId};
+use crate::kafka::record::{self, Origin, Record};
 use crate::spec::HandlerSpec;
 
 /// The transaction that holds the dedup row and everything the handler writes.
@@ -152,11 +153,36 @@ impl fmt::Debug for Delivery {
     }
 }
 
+/// A record and where it was first read. The [`Delivery`] is made of it only when a handler asks for one.
+#[derive(Clone, Copy)]
+pub(crate) struct Delivered<'a> {
+    pub record: &'a Record,
+    pub origin: &'a Origin,
+}
+
+impl Delivered<'_> {
+    fn delivery(self) -> Delivery {
+        let Self { record, origin } = self;
+        let headers = record.raw_headers();
+        Delivery {
+            topic: Arc::clone(&origin.topic),
+            partition: origin.partition,
+            offset: origin.offset,
+            key: record.key.as_deref().map(Into::into),
+            traceparent: record::traceparent(&headers),
+            headers: headers.into(),
+            timestamp_millis: origin.timestamp_millis,
+            attempt: origin.attempt,
+        }
+    }
+}
+
 /// What a handler's parameters are made from.
 #[derive(Clone, Copy)]
 pub struct ParamSource<'a> {
     pub(crate) states: &'a States,
-    pub(crate) delivery: &'a Delivery,
+    /// With `batch`, of its first event.
+    pub(crate) delivered: Delivered<'a>,
 }
 
 impl<'a> ParamSource<'a> {
@@ -164,8 +190,8 @@ impl<'a> ParamSource<'a> {
         self.states.get().unwrap_or_else(|| unreachable!("run() checks every state before it consumes"))
     }
 
-    pub(crate) fn delivery(self) -> &'a Delivery {
-        self.delivery
+    pub(crate) fn delivery(self) -> Delivery {
+        self.delivered.delivery()
     }
 }
 
@@ -176,8 +202,33 @@ pub struct StateNeed {
     pub(crate) type_name: &'static str,
 }
 
-/// Decodes a record's value into the handler's event.
+/// Decodes a record's value into what the handler takes: the event, or with `batch` a `Vec` of it alone.
 pub type DecodeFn = fn(&[u8]) -> Result<DecodedEvent, DecodeError>;
+
+/// How a handler's events are decoded.
+#[derive(Clone, Copy)]
+pub struct Decode {
+    pub(crate) one: DecodeFn,
+    pub(crate) many: fn() -> Box<dyn Decoded>,
+}
+
+/// Decoded events of one handler, in order. Only their type is erased, and only once for all of them.
+pub trait Decoded: Send {
+    /// Decodes one more.
+    ///
+    /// # Errors
+    /// When the value is no such event; then none is added.
+    fn push(&mut self, payload: &[u8]) -> Result<EventId, DecodeError>;
+
+    /// Drops those that are not to be kept.
+    fn retain(&mut self, keep: &[bool]);
+
+    /// All at once, as a handler with `batch` takes them.
+    fn together(self: Box<Self>) -> Box<dyn Any + Send>;
+
+    /// One after the other, as the other handlers take them.
+    fn singly(self: Box<Self>) -> Box<dyn Iterator<Item = Box<dyn Any + Send>> + Send>;
+}
 
 /// Calls the user's function with the erased event.
 ///
@@ -190,7 +241,7 @@ pub type CallFn = Arc<
 #[derive(Clone)]
 pub struct Handler {
     pub(crate) spec: HandlerSpec,
-    pub(crate) decode: DecodeFn,
+    pub(crate) decode: Decode,
     pub(crate) call: CallFn,
     pub(crate) needs: Vec<StateNeed>,
 }

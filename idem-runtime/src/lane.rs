@@ -1,12 +1,14 @@
 //! A lane: the work on one partition.
 
+mod shared;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::decide::brake::Brake;
@@ -14,19 +16,20 @@ use crate::decide::key_lanes::KeyLanes;
 use crate::decide::offsets::Watermark;
 use crate::decide::outcome::Reason;
 use crate::group::GroupContext;
-use crate::kafka::record::Record;
+use crate::kafka::consumer::Partition;
+use crate::kafka::queue::{self, Queued, Share};
 use crate::parking::{Parking, key_hash};
 use crate::pg::progress::Server;
 use crate::pipeline::{self, Claim, Settled};
 use crate::stop::{self, Stop, StopHandle};
 
-/// Records between the poll thread and the lane.
-pub(crate) const QUEUE: usize = 512;
+/// Records between the poll thread and the lane; how many bytes is decided in `decide/memory.rs`.
+const QUEUE: usize = 512;
 
 /// Handle to a running lane.
 pub(crate) struct Lane {
     watermark: Arc<Mutex<Watermark>>,
-    queue: mpsc::WeakSender<Record>,
+    queued: Arc<Share>,
     brake: Arc<watch::Sender<Option<Reason>>>,
     stop: StopHandle,
     ended: Arc<AtomicBool>,
@@ -53,22 +56,33 @@ impl Lane {
     /// keep the order of their keys.
     pub(crate) fn start(
         group: Arc<GroupContext>,
+        partition: &Partition,
         next_offset: i64,
         server: Server,
         parking: Option<Parking>,
-    ) -> (Self, mpsc::Sender<Record>) {
+    ) -> (Self, queue::Sender) {
         let brake = Arc::new(watch::Sender::new(None));
-        let (sender, receiver) = mpsc::channel(QUEUE);
+        // Rows that are left of `order = "key"` are driven one at a time.
+        let shares = group.shares(&partition.topic) && parking.is_none();
+        let (sender, receiver) = queue::channel(&group.memory, if shares { shared::QUEUE } else { QUEUE });
         let (handle, stop) = stop::channel();
         let watermark = Arc::new(Mutex::new(Watermark::starting_at(next_offset)));
         let ended = Arc::new(AtomicBool::new(false));
-        let work = run(group, server, parking, receiver, Arc::clone(&watermark), Arc::clone(&brake), stop);
+        let ledger = Ledger {
+            watermark: Arc::clone(&watermark),
+            letters: Brake::new(group.config.dlq_brake),
+            brake: Arc::clone(&brake),
+        };
         let at_end = Arc::clone(&ended);
         let task = tokio::spawn(async move {
-            work.await;
+            if shares {
+                shared::run(&group, &server, receiver, ledger, &stop).await;
+            } else {
+                run(&group, &server, parking.as_ref(), receiver, ledger, &stop).await;
+            }
             at_end.store(true, Ordering::Release);
         });
-        (Self { watermark, queue: sender.downgrade(), brake, stop: handle, ended, task }, sender)
+        (Self { watermark, queued: Arc::clone(sender.share()), brake, stop: handle, ended, task }, sender)
     }
 
     /// The position, and the time of the last finished event in milliseconds since the Unix epoch.
@@ -98,8 +112,7 @@ impl Lane {
 
     /// Whether it has nothing to do: neither in its queue nor in progress.
     pub(crate) fn is_idle(&self) -> bool {
-        let queued = self.queue.upgrade().is_some_and(|queue| queue.capacity() < queue.max_capacity());
-        self.state() != LaneState::Running || (!queued && lock(&self.watermark).is_idle())
+        self.state() != LaneState::Running || (self.queued.used() == 0 && lock(&self.watermark).is_idle())
     }
 
     /// Lets what runs finish, within the bound; starts nothing more. What does not finish in time
@@ -134,17 +147,44 @@ fn lock(watermark: &Mutex<Watermark>) -> std::sync::MutexGuard<'_, Watermark> {
     watermark.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn run(
-    group: Arc<GroupContext>,
-    server: Server,
-    parking: Option<Parking>,
-    mut queue: mpsc::Receiver<Record>,
+/// What a lane notes of its records: how far it is, and whether everything becomes a dead letter.
+struct Ledger {
     watermark: Arc<Mutex<Watermark>>,
+    letters: Brake,
     brake: Arc<watch::Sender<Option<Reason>>>,
-    stop: Stop,
+}
+
+impl Ledger {
+    /// Notes a record that came. `false`: it came before.
+    #[must_use]
+    fn deliver(&self, record: &Queued) -> bool {
+        lock(&self.watermark).deliver(record.offset, record.timestamp_millis)
+    }
+
+    /// Notes that a record is done with; a dead letter says its reason. `None`: it was a parked row.
+    fn finish(&mut self, offset: Option<i64>, letter: Option<Reason>) {
+        if let Some(offset) = offset {
+            lock(&self.watermark).finish(offset);
+        }
+        if let Some(reason) = self.letters.note(letter) {
+            self.brake.send_replace(Some(reason));
+        }
+    }
+
+    fn is_braked(&self) -> bool {
+        self.brake.borrow().is_some()
+    }
+}
+
+async fn run(
+    group: &GroupContext,
+    server: &str,
+    parking: Option<&Parking>,
+    mut queue: queue::Receiver,
+    mut ledger: Ledger,
+    stop: &Stop,
 ) {
-    let mut letters = Brake::new(group.config.dlq_brake);
-    let mut released = brake.subscribe();
+    let mut released = ledger.brake.subscribe();
     let mut keys = KeyLanes::new(group.concurrency);
     // Enough to find events of other keys behind those of a slow one.
     let look_ahead = if group.concurrency == 1 { 1 } else { group.concurrency * 8 };
@@ -152,14 +192,12 @@ async fn run(
     // Parked events among `keys`; few, so that they and new records take turns.
     let mut parked = 0;
     loop {
-        let held = || stop.is_requested() || brake.borrow().is_some();
-        let parking = parking.as_ref();
-        while let Some(key) = (!held() && parked < group.concurrency).then(|| parking?.take_due()).flatten() {
+        let held = stop.is_requested() || ledger.is_braked();
+        while let Some(key) = (!held && parked < group.concurrency).then(|| parking?.take_due()).flatten() {
             keys.push(key, Work::Parked);
             parked += 1;
         }
-        while let Some((key, work)) = (!held()).then(|| keys.start()).flatten() {
-            let (group, server, stop) = (&*group, &*server, &stop);
+        while let Some((key, work)) = (!held).then(|| keys.start()).flatten() {
             running.push(async move {
                 match (work, parking) {
                     (Work::Record(record), _) => {
@@ -178,32 +216,29 @@ async fn run(
             biased;
             Some((key, offset, settled)) = running.next() => match settled {
                 Settled::Finished(letter) => {
-                    match offset {
-                        Some(offset) => lock(&watermark).finish(offset),
-                        None => parked -= 1,
+                    if offset.is_none() {
+                        parked -= 1;
                     }
                     keys.finish(key);
-                    if let Some(reason) = letters.note(letter) {
-                        brake.send_replace(Some(reason));
-                    }
+                    ledger.finish(offset, letter);
                 }
                 // Its key stays taken: nothing may overtake it.
                 Settled::Abandoned => {}
             },
             () = stop.requested(), if running.is_empty() => return,
             Ok(()) = released.changed() => {}
-            () = until_due(parking), if parked < group.concurrency && !held() => {}
+            () = until_due(parking), if parked < group.concurrency && !held => {}
             record = queue.recv(), if keys.len() - parked < look_ahead && may_take => {
                 let Some(record) = record else {
                     // The poll thread let go of the partition: only what runs is left to finish.
                     while let Some((_, offset, settled)) = running.next().await {
-                        if let (Settled::Finished(_), Some(offset)) = (settled, offset) {
-                            lock(&watermark).finish(offset);
+                        if let Settled::Finished(letter) = settled {
+                            ledger.finish(offset, letter);
                         }
                     }
                     return;
                 };
-                if lock(&watermark).deliver(record.offset, record.timestamp_millis) {
+                if ledger.deliver(&record) {
                     keys.push(key_hash(record.key.as_deref()), Work::Record(record));
                 }
             }
@@ -213,7 +248,7 @@ async fn run(
 
 /// What a lane works on.
 enum Work {
-    Record(Record),
+    Record(Queued),
     /// The parked event of the key that comes next.
     Parked,
 }

@@ -33,6 +33,7 @@ mod spec;
 mod stop;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod turns;
 
 pub use config::{Config, ConfigError, ConfigErrors};
 pub use error::{Class, Classified, ClassifyExt, Failure, HandlerError, HandlerResult};

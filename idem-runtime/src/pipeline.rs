@@ -8,6 +8,11 @@
 //!
 //! With `order = "key"` a failed event with a key waits in a row instead of a retry topic, and a record
 //! whose key has rows is parked behind them before it is even decoded. Rows are settled here too.
+//!
+//! Events that share a transaction have a page of their own, `pipeline/shared.rs`. It rests on this one:
+//! what can't share, or failed together with others, is settled here alone.
+
+pub(crate) mod shared;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -26,13 +31,13 @@ use crate::decide::step::{self, Step};
 use crate::decide::window::{self, Gate};
 use crate::decide::{retry, sql_error};
 use crate::error::{Class, Failure, HandlerError};
-use crate::event::{DecodeError, DecodedEvent};
+use crate::event::{DecodeError, DecodedEvent, EventId};
 use crate::group::{GroupContext, Match};
-use crate::handler::{Delivery, Handler, ParamSource};
+use crate::handler::{Delivered, Handler, ParamSource};
 use crate::health::Obstacle;
 use crate::kafka::consumer::Partition;
 use crate::kafka::names;
-use crate::kafka::record::{self, Origin, Record};
+use crate::kafka::record::{Origin, Record};
 use crate::move_on::move_on;
 use crate::parking::Parking;
 use crate::pg::dedup::{self, Check, Inserted, TransactionId};
@@ -113,17 +118,14 @@ struct Event<'a> {
 
 async fn work(group: &GroupContext, claim: Claim<'_>, place: Place, event: Event<'_>, stop: &Stop) -> Settled {
     let Event { record, origin, is_foreign, is_own } = event;
-    let delivery = delivery(record, origin);
-    let event: EventKey = (Arc::clone(&origin.topic), origin.partition, origin.offset);
-    let partition = Partition { topic: Arc::clone(&record.topic), number: record.partition };
-    let waiting = Obstacle::Waiting(Arc::clone(&group.name), partition);
+    let key: EventKey = origin.event_key();
+    let delivered = Delivered { record, origin };
     let mut backoff = in_place_backoff();
     loop {
         let (handler, outcome, circuit) = match group.handler_for(&origin.topic, record.payload.as_deref()) {
             _ if is_foreign => ("", foreign_record(), Verdict::Counts),
             Match::Handler(handler) => {
-                let Some((outcome, verdict)) =
-                    through_circuit(group, claim, handler, &event, record, &delivery, stop).await
+                let Some((outcome, verdict)) = through_circuit(group, claim, handler, &key, delivered, stop).await
                 else {
                     return Settled::Abandoned;
                 };
@@ -152,7 +154,7 @@ async fn work(group: &GroupContext, claim: Claim<'_>, place: Place, event: Event
         };
         report(group, record, handler, &outcome, &step, moved.is_ok());
         let Err(reason) = moved else {
-            group.health.clear(&waiting);
+            group.health.clear(&waiting(group, record));
             // The row last: an event whose row is left is driven again, and recognised.
             if let Some(parking) = claim.parking
                 && !parking.keep(record, origin, keep, stop).await
@@ -162,15 +164,29 @@ async fn work(group: &GroupContext, claim: Claim<'_>, place: Place, event: Event
             return Settled::Finished(if let Step::DeadLetter { reason } = step { Some(reason) } else { None });
         };
         // An open circuit has a reason of its own, and says itself when to come again.
-        if circuit == Verdict::Counts {
-            let Record { topic, partition, offset, .. } = record;
-            let place = format!("group {}: {topic}/{partition} waits at offset {offset}: {reason}", group.name);
-            group.health.set(waiting.clone(), place);
-            if !stop.sleep(backoff.next().unwrap_or(LONGEST_PAUSE)).await {
-                return Settled::Abandoned;
-            }
+        if circuit == Verdict::Counts && !wait_in_place(group, record, &reason, &mut backoff, stop).await {
+            return Settled::Abandoned;
         }
     }
+}
+
+/// Waits before the same work is done again, and lets readiness say why. `false`: a stop came first.
+async fn wait_in_place(
+    group: &GroupContext,
+    record: &Record,
+    reason: &str,
+    backoff: &mut impl Iterator<Item = Duration>,
+    stop: &Stop,
+) -> bool {
+    let Record { topic, partition, offset, .. } = record;
+    let place = format!("group {}: {topic}/{partition} waits at offset {offset}: {reason}", group.name);
+    group.health.set(waiting(group, record), place);
+    stop.sleep(backoff.next().unwrap_or(LONGEST_PAUSE)).await
+}
+
+fn waiting(group: &GroupContext, record: &Record) -> Obstacle {
+    let partition = Partition { topic: Arc::clone(&record.topic), number: record.partition };
+    Obstacle::Waiting(Arc::clone(&group.name), partition)
 }
 
 /// An attempt, when the handler's circuit lets it through. `None`: a stop came first.
@@ -179,8 +195,7 @@ async fn through_circuit(
     claim: Claim<'_>,
     handler: &Handler,
     event: &EventKey,
-    record: &Record,
-    delivery: &Delivery,
+    delivered: Delivered<'_>,
     stop: &Stop,
 ) -> Option<(Outcome, Verdict)> {
     let circuit = group.circuit(handler.spec.name)?;
@@ -190,7 +205,7 @@ async fn through_circuit(
         }
     }
     let place = circuit.hold(event);
-    let outcome = attempt(group, claim, handler, record, delivery).await;
+    let outcome = attempt(group, claim, handler, delivered).await;
     let verdict = match &outcome {
         Outcome::Done | Outcome::Permanent { reason: Reason::Permanent, .. } => place.note(Note::Well),
         Outcome::Transient { failure, .. } => place.note(Note::Failed(&failure.summary())),
@@ -200,18 +215,12 @@ async fn through_circuit(
 }
 
 /// One attempt at an event.
-async fn attempt(
-    group: &GroupContext,
-    claim: Claim<'_>,
-    handler: &Handler,
-    record: &Record,
-    delivery: &Delivery,
-) -> Outcome {
+async fn attempt(group: &GroupContext, claim: Claim<'_>, handler: &Handler, delivered: Delivered<'_>) -> Outcome {
     // decode
-    let Some(payload) = record.payload.as_deref() else {
+    let Some(payload) = delivered.record.payload.as_deref() else {
         return Outcome::permanent(Reason::Null, Failure::new("the record has no value"));
     };
-    let event = match std::panic::catch_unwind(AssertUnwindSafe(|| (handler.decode)(payload))) {
+    let event = match std::panic::catch_unwind(AssertUnwindSafe(|| (handler.decode.one)(payload))) {
         Ok(Ok(event)) => event,
         Ok(Err(error)) => return undecodable(error),
         Err(_panic) => return Outcome::permanent(Reason::Panic, Failure::new("decoding the event panicked")),
@@ -221,10 +230,7 @@ async fn attempt(
     if time.is_some_and(|time| window::gate(time, clock::unix_millis(), group.config.clock_skew) == Gate::Future) {
         return Outcome::permanent(Reason::Future, Failure::new("the event id's time lies in the future"));
     }
-    let span = tracing::info_span!(
-        "event", handler = handler.spec.name, event_id = %event.id, topic = &*delivery.topic,
-        partition = delivery.partition, offset = delivery.offset, attempt = delivery.attempt
-    );
+    let span = span(handler, event.id, delivered.origin);
     // begin; the permit keeps the events in progress below the pool's size, so that waiting for a
     // connection is never an outage
     let Ok(_permit) = group.permits.acquire().await else {
@@ -235,7 +241,7 @@ async fn attempt(
         Err(error) => return infrastructure(error),
     };
     let id = event.id.uuid();
-    let ended = transaction(group, claim, handler, event, delivery, &mut session).instrument(span).await;
+    let ended = transaction(group, claim, handler, event, delivered, &mut session).instrument(span).await;
     match ended {
         (Outcome::Done, _) if session.is_in_transaction() => Outcome::TransactionEnded,
         (outcome, Connection::Usable) => {
@@ -273,7 +279,7 @@ async fn transaction(
     claim: Claim<'_>,
     handler: &Handler,
     event: DecodedEvent,
-    delivery: &Delivery,
+    delivered: Delivered<'_>,
     session: &mut Session,
 ) -> (Outcome, Connection) {
     let mut tx = match session.begin().await {
@@ -305,7 +311,7 @@ async fn transaction(
     };
 
     // handler
-    let params = ParamSource { states: &group.states, delivery };
+    let params = ParamSource { states: &group.states, delivered };
     let call = AssertUnwindSafe((handler.call)(&mut tx, event.event, params)).catch_unwind();
     let interrupted = Connection::Interrupted(transaction_id);
     let failed: Option<HandlerError> = match tokio::time::timeout(handler.spec.timeout, call).await {
@@ -370,18 +376,11 @@ pub(crate) fn in_place_backoff() -> impl Iterator<Item = Duration> {
         .build()
 }
 
-fn delivery(record: &Record, origin: &Origin) -> Delivery {
-    let headers = record.raw_headers();
-    Delivery {
-        topic: origin.topic.clone(),
-        partition: origin.partition,
-        offset: origin.offset,
-        key: record.key.as_deref().map(Into::into),
-        traceparent: record::traceparent(&headers),
-        headers: headers.into(),
-        timestamp_millis: origin.timestamp_millis,
-        attempt: origin.attempt,
-    }
+fn span(handler: &Handler, id: EventId, origin: &Origin) -> tracing::Span {
+    tracing::info_span!(
+        "event", handler = handler.spec.name, event_id = %id, topic = &*origin.topic,
+        partition = origin.partition, offset = origin.offset, attempt = origin.attempt
+    )
 }
 
 fn infrastructure(error: sqlx::Error) -> Outcome {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::handler::{Handler, Registration, States};
+use crate::spec::Transaction;
 
 /// Every handler that the program links, in the order of their names. The inventory's own order is
 /// the linker's.
@@ -41,11 +42,16 @@ pub(crate) fn problems(handlers: &[Handler], states: &States) -> Vec<String> {
                     place(other)
                 ));
             }
-            if other.spec.concurrency != members[0].spec.concurrency {
+        }
+        // Those that share transactions have none.
+        let own: Vec<&&Handler> =
+            members.iter().filter(|handler| handler.spec.transaction == Transaction::Own).collect();
+        for other in own.iter().skip(1) {
+            if other.spec.concurrency != own[0].spec.concurrency {
                 problems.push(format!(
                     "handlers of group `{group}` disagree in `concurrency`: {} says {}, {} says {}",
-                    place(members[0]),
-                    members[0].spec.concurrency,
+                    place(own[0]),
+                    own[0].spec.concurrency,
                     place(other),
                     other.spec.concurrency
                 ));
@@ -86,6 +92,16 @@ pub(crate) fn problems(handlers: &[Handler], states: &States) -> Vec<String> {
 
 fn shared_topic(topic: &str, group: &str, sharing: &[&Handler]) -> Vec<String> {
     let mut problems = Vec::new();
+    let shares = sharing.iter().find(|handler| handler.spec.transaction == Transaction::Shared);
+    let side_by_side = sharing.iter().find(|handler| handler.spec.concurrency > 1);
+    if let (Some(shares), Some(side_by_side)) = (shares, side_by_side) {
+        problems.push(format!(
+            "on topic `{topic}` in group `{group}`, {} shares its transactions and {} has a `concurrency`: events that \
+             share a transaction are handled in the order of their partition, one at a time: remove the `concurrency`",
+            place(shares),
+            place(side_by_side)
+        ));
+    }
     let untyped = sharing.iter().find(|handler| handler.spec.event_type.is_none());
     let typed = sharing.iter().find(|handler| handler.spec.event_type.is_some());
     if let (Some(untyped), Some(typed)) = (untyped, typed) {
@@ -139,9 +155,24 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::event::DecodeError;
+    use crate::event::{DecodeError, Event, EventId};
     use crate::handler::StateNeed;
-    use crate::spec::{Conflict, Expired, HandlerSpec, Money, Order, Transaction};
+    use crate::spec::{Conflict, Expired, HandlerSpec, Money, Order};
+
+    /// An event that is never decoded.
+    enum Never {}
+
+    impl Event for Never {
+        type Versions = crate::__private::Unversioned;
+
+        fn event_id(&self) -> EventId {
+            match *self {}
+        }
+
+        fn decode(_: &[u8]) -> Result<Self, DecodeError> {
+            Err(DecodeError::Unparsable { class: "test", line: 0, column: 0 })
+        }
+    }
 
     fn handler(
         name: &'static str,
@@ -167,7 +198,7 @@ mod tests {
                 expired: Expired::Dlq,
                 stale: false,
             },
-            decode: |_| Err(DecodeError::Unparsable { class: "test", line: 0, column: 0 }),
+            decode: crate::__private::event::<Never>().decode(),
             call: std::sync::Arc::new(|_, _, _| Box::pin(async { Ok(()) })),
             needs: Vec::new(),
         }
@@ -210,6 +241,19 @@ mod tests {
     }
 
     #[test]
+    fn a_concurrency_beside_a_shared_transaction_is_named_where_it_would_be_ignored() {
+        let mut shared = handler("shared", "orders", "billing", Some("created"));
+        shared.spec.transaction = Transaction::Shared;
+        let mut busy = handler("busy", "payments", "billing", Some("paid"));
+        busy.spec.concurrency = 8;
+        assert_eq!(problems(&[shared.clone(), busy.clone()], &States::default()), [""; 0], "on another topic");
+        busy.spec.topic = "orders";
+        let problems = problems(&[shared, busy], &States::default());
+        assert_eq!(problems.len(), 1, "{problems:#?}");
+        assert!(problems[0].contains("busy (src/main.rs:7) has a `concurrency`"), "{problems:#?}");
+    }
+
+    #[test]
     fn the_same_event_type_twice_names_both_places() {
         let mut second = handler("second", "orders", "billing", Some("paid"));
         second.spec.line = 40;
@@ -233,10 +277,10 @@ mod tests {
             ["shop::on_order (src/main.rs:7): `money` is not available yet in this version"]
         );
         assert_eq!(
-            with(|spec| (spec.batch, spec.transaction, spec.stale) = (Some(500), Transaction::Shared, true)),
-            ["shop::on_order (src/main.rs:7): `batch` and `stale` are not available yet in this version"]
+            with(|spec| (spec.expired, spec.stale) = (Expired::Skip, true)),
+            ["shop::on_order (src/main.rs:7): `expired` and `stale` are not available yet in this version"]
         );
-        assert!(with(|spec| spec.transaction = Transaction::Shared)[0].contains("`transaction = \"shared\"`"));
+        assert_eq!(with(|spec| (spec.batch, spec.transaction) = (Some(500), Transaction::Shared)), [""; 0]);
         assert_eq!(with(|spec| spec.order = Order::Key), [""; 0]);
         assert!(with(|spec| spec.expired = Expired::Skip)[0].contains("`expired`"));
         assert!(with(|spec| spec.expired = Expired::Process)[0].contains("`expired`"));

@@ -21,11 +21,13 @@ use crate::handler::{Handler, States};
 use crate::health::{Health, Obstacle};
 use crate::kafka::admin::{self, Need, TopicError};
 use crate::kafka::producer::Producer;
+use crate::kafka::queue::Memory;
 use crate::pg::session::Pools;
 use crate::pg::{migrate, partitions};
 use crate::registry;
 use crate::spec::Order;
 use crate::stop::{self, Stop};
+use crate::turns::Turns;
 
 /// Drives every handler that the program links, configured by the environment, until SIGTERM or
 /// SIGINT.
@@ -195,6 +197,8 @@ impl Running {
         }
         let producer = Producer::new(&self.config).map_err(RunError::Producer)?;
         let permits = Arc::new(Semaphore::new(self.config.pool_size as usize));
+        let memory = Memory::new(self.config.queue_memory());
+        let prefetch = self.config.prefetch(by_group.len());
         let missing_partition = Arc::new(Notify::new());
         let (failures, mut failed) = mpsc::unbounded_channel();
         let groups: Vec<Arc<GroupContext>> = by_group
@@ -220,6 +224,9 @@ impl Running {
                     config: Arc::clone(&self.config),
                     states: Arc::clone(&self.states),
                     pools: pools.clone(),
+                    memory: Arc::clone(&memory),
+                    prefetch,
+                    turns: Turns::default(),
                     permits: Arc::clone(&permits),
                     producer: producer.clone(),
                     lineage,

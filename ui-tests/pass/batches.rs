@@ -16,7 +16,7 @@ async fn on_orders(_tx: &mut Tx<'_>, events: Vec<Order<String>>) -> HandlerResul
     Ok(())
 }
 
-#[idempotent_handler(topic = "orders", group = "sums", batch = 2, transaction = "shared", concurrency = 4)]
+#[idempotent_handler(topic = "orders", group = "sums", batch = 2, transaction = "shared", concurrency = 1)]
 async fn on_sums(_tx: &mut Tx<'_>, events: Orders, _limit: State<i64>) -> HandlerResult {
     let _sum: i64 = events.iter().map(|event| event.data).sum();
     Ok(())

@@ -76,6 +76,7 @@ pub fn check(raw: &RawArgs, diag: &mut Diag) -> Option<HandlerArgs> {
     operation_and_conflict_need_money(raw, diag);
     batch_shares_its_transaction(raw, diag);
     order_by_key_needs_single_events(raw, diag);
+    concurrency_needs_transactions_of_their_own(raw, diag);
     if diag.has_errors() {
         return None;
     }
@@ -215,6 +216,22 @@ fn order_by_key_needs_single_events(raw: &RawArgs, diag: &mut Diag) {
         diag.error(order, format!("`order = \"key\"` can't be combined with `{with}`"))
             .help(format!("remove one of them: {why}"));
     }
+}
+
+/// Within one transaction there is one thing at a time.
+fn concurrency_needs_transactions_of_their_own(raw: &RawArgs, diag: &mut Diag) {
+    let (Some(2..), Some(concurrency)) = (integer(raw, Name::Concurrency), raw.span(Name::Concurrency)) else {
+        return;
+    };
+    let with = if raw.span(Name::Batch).is_some() {
+        "batch"
+    } else if raw.text(Name::Transaction) == Some("shared") {
+        "transaction = \"shared\""
+    } else {
+        return;
+    };
+    diag.error(concurrency, format!("`concurrency` can't be combined with `{with}`"))
+        .help("remove it: a transaction has one event at a time, and partitions run side by side anyway");
 }
 
 fn has_money(raw: &RawArgs) -> bool {

@@ -111,7 +111,7 @@ pub const KEYS: &[Key] = &[
         example: "8",
         default: "`1`",
         about: "events of different Kafka keys in progress at once, per partition; the same key \
-                never overtakes itself",
+                never overtakes itself; not with a shared transaction or `batch`",
     },
     Key {
         name: Name::Retry,

@@ -9,8 +9,8 @@ use futures_util::future::{BoxFuture, FutureExt};
 use super::Payload;
 use super::rules::{Client, NeedsNoMoney, NoClient};
 use crate::error::{HandlerError, HandlerResult};
-use crate::event::{DecodeError, DecodedEvent, Event};
-use crate::handler::{DecodeFn, Delivery, ParamSource, State, StateNeed, Tx};
+use crate::event::{DecodeError, DecodedEvent, Event, EventId};
+use crate::handler::{Decode, Decoded, Delivery, ParamSource, State, StateNeed, Tx};
 use crate::money::MoneyClient;
 
 // ---- The transaction ----
@@ -45,7 +45,7 @@ where
 /// How the handler's events are decoded and handed over: `A` is the argument, `E` the event, `V`
 /// whether it has a version.
 pub struct EventSlot<A, E, V> {
-    decode: DecodeFn,
+    decode: Decode,
     take: fn(Payload) -> A,
     of: PhantomData<fn() -> (E, V)>,
 }
@@ -56,7 +56,8 @@ pub fn event<E>() -> EventSlot<E, E, E::Versions>
 where
     E: Event,
 {
-    EventSlot { decode: decode_erased::<E>, take: of_its_type, of: PhantomData }
+    let decode = Decode { one: decode_one::<E>, many: none_yet::<E> };
+    EventSlot { decode, take: of_its_type, of: PhantomData }
 }
 
 /// What the second parameter of a handler with `batch` may be.
@@ -69,29 +70,64 @@ pub trait Batch {
     #[doc(hidden)]
     type Event: Event;
     #[doc(hidden)]
-    fn collect(payloads: Vec<Payload>) -> Self;
+    fn whole(events: Vec<Self::Event>) -> Self;
 }
 
 impl<E: Event> Batch for Vec<E> {
     type Event = E;
 
-    fn collect(payloads: Vec<Payload>) -> Self {
-        payloads.into_iter().map(of_its_type).collect()
+    fn whole(events: Vec<E>) -> Self {
+        events
     }
 }
 
-/// The role of the second parameter with `batch`; the payload is a `Vec` of payloads.
+/// The role of the second parameter with `batch`.
 #[must_use]
 pub fn events<B>() -> EventSlot<B, B::Event, <B::Event as Event>::Versions>
 where
     B: Batch,
 {
-    EventSlot { decode: decode_erased::<B::Event>, take: |payload| B::collect(of_its_type(payload)), of: PhantomData }
+    let decode = Decode { one: decode_alone::<B::Event>, many: none_yet::<B::Event> };
+    EventSlot { decode, take: |payload| B::whole(of_its_type(payload)), of: PhantomData }
 }
 
-fn decode_erased<E: Event>(payload: &[u8]) -> Result<DecodedEvent, DecodeError> {
+fn decode_one<E: Event>(payload: &[u8]) -> Result<DecodedEvent, DecodeError> {
     let event = E::decode(payload)?;
     Ok(DecodedEvent { id: event.event_id(), event: Box::new(event) })
+}
+
+/// A batch of one.
+fn decode_alone<E: Event>(payload: &[u8]) -> Result<DecodedEvent, DecodeError> {
+    let event = E::decode(payload)?;
+    Ok(DecodedEvent { id: event.event_id(), event: Box::new(vec![event]) })
+}
+
+fn none_yet<E: Event>() -> Box<dyn Decoded> {
+    Box::new(Events::<E>(Vec::new()))
+}
+
+struct Events<E>(Vec<E>);
+
+impl<E: Event> Decoded for Events<E> {
+    fn push(&mut self, payload: &[u8]) -> Result<EventId, DecodeError> {
+        let event = E::decode(payload)?;
+        let id = event.event_id();
+        self.0.push(event);
+        Ok(id)
+    }
+
+    fn retain(&mut self, keep: &[bool]) {
+        let mut keep = keep.iter();
+        self.0.retain(|_| keep.next() == Some(&true));
+    }
+
+    fn together(self: Box<Self>) -> Payload {
+        Box::new(self.0)
+    }
+
+    fn singly(self: Box<Self>) -> Box<dyn Iterator<Item = Payload> + Send> {
+        Box::new(self.0.into_iter().map(|event| Box::new(event) as Payload))
+    }
 }
 
 fn of_its_type<T: 'static>(payload: Payload) -> T {
@@ -102,9 +138,9 @@ fn of_its_type<T: 'static>(payload: Payload) -> T {
 }
 
 impl<A, E, V> EventSlot<A, E, V> {
-    /// Decodes a record's value.
+    /// How records' values are decoded.
     #[must_use]
-    pub fn decode(self) -> DecodeFn {
+    pub fn decode(self) -> Decode {
         self.decode
     }
 
@@ -185,7 +221,7 @@ impl Param for Delivery {
     }
 
     fn take(source: ParamSource<'_>) -> Self {
-        source.delivery().clone()
+        source.delivery()
     }
 }
 
@@ -311,16 +347,32 @@ mod tests {
     #[test]
     fn an_event_passes_through_its_slot() {
         let slot = event::<Paid>();
-        let decoded = slot.decode()(PAID).unwrap();
+        let decoded = (slot.decode().one)(PAID).unwrap();
         assert_eq!(slot.take(decoded.event), Paid { event_id: decoded.id });
-        assert!(slot.decode()(b"1").is_err());
+        assert!((slot.decode().one)(b"1").is_err());
+    }
+
+    #[test]
+    fn events_of_a_shared_transaction_pass_one_by_one() {
+        let slot = event::<Paid>();
+        let mut decoded = (slot.decode().many)();
+        let ids: Vec<EventId> = (0..3).map(|_| decoded.push(PAID).unwrap()).collect();
+        assert!(decoded.push(b"1").is_err());
+        decoded.retain(&[true, false, true]);
+        let events: Vec<Paid> = decoded.singly().map(|payload| slot.take(payload)).collect();
+        assert_eq!(events, [Paid { event_id: ids[0] }, Paid { event_id: ids[2] }]);
     }
 
     #[test]
     fn a_batch_passes_through_its_slot() {
         let slot = events::<Vec<Paid>>();
-        let payloads: Vec<Payload> = (0..2).map(|_| slot.decode()(PAID).unwrap().event).collect();
-        assert_eq!(slot.take(Box::new(payloads)).len(), 2);
+        let mut decoded = (slot.decode().many)();
+        for payload in [PAID, b"1", PAID, PAID] {
+            assert_eq!(decoded.push(payload).is_ok(), payload == PAID);
+        }
+        decoded.retain(&[true, true, false]);
+        assert_eq!(slot.take(decoded.together()).len(), 2);
+        assert_eq!(slot.take((slot.decode().one)(PAID).unwrap().event).len(), 1, "a batch of one");
     }
 
     #[test]

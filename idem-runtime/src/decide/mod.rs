@@ -2,9 +2,11 @@
 //!
 //! What a decision needs is an argument, what follows from it is a `#[must_use]` value.
 
+pub(crate) mod batch_size;
 pub(crate) mod brake;
 pub(crate) mod circuit;
 pub(crate) mod key_lanes;
+pub(crate) mod memory;
 pub(crate) mod offsets;
 pub(crate) mod outcome;
 pub(crate) mod parking;
@@ -15,4 +17,5 @@ pub(crate) mod retry;
 pub(crate) mod sql_error;
 pub(crate) mod step;
 pub(crate) mod topics;
+pub(crate) mod turns;
 pub(crate) mod window;

@@ -1,6 +1,10 @@
 //! Whose fault a database error is, by SQLSTATE
 //! ([PostgreSQL manual, appendix A](https://www.postgresql.org/docs/current/errcodes-appendix.html)).
 
+use std::error::Error;
+
+use sqlx::error::DatabaseError;
+
 use crate::error::Class;
 
 /// The class of a database error: the infrastructure's, or the event's for good.
@@ -48,6 +52,28 @@ pub(crate) fn leaves_connection_usable(error: &sqlx::Error) -> bool {
         },
         _ => class(error) != Class::Infrastructure,
     }
+}
+
+/// The database's error behind another error, which a handler may have wrapped in errors of its own.
+pub(crate) fn behind<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn DatabaseError> {
+    let mut error = Some(error);
+    while let Some(found) = error {
+        if let Some(sqlx::Error::Database(db)) = found.downcast_ref() {
+            return Some(&**db);
+        }
+        error = found.source();
+    }
+    None
+}
+
+/// Whether transactions waited for each other, in a circle or for too long.
+pub(crate) fn is_conflict(error: &dyn DatabaseError) -> bool {
+    matches!(error.code().as_deref(), Some("40P01" | "55P03"))
+}
+
+/// Whether the transaction had been aborted before, by an error that somebody swallowed.
+pub(crate) fn was_aborted_before(error: &dyn DatabaseError) -> bool {
+    error.code().as_deref() == Some("25P02")
 }
 
 #[cfg(test)]

@@ -82,7 +82,7 @@ pub(crate) struct Coordinator {
 impl Coordinator {
     /// Joins the group.
     pub(crate) fn join(group: Arc<GroupContext>, topics: &[String]) -> Result<Self, KafkaError> {
-        let (consumer, events) = Consumer::join(&group.config, &group.name, topics)?;
+        let (consumer, events) = Consumer::join(&group.config, &group.name, topics, group.prefetch)?;
         let metadata = CommittedBy::metadata(group.lineage);
         Ok(Self {
             group,
@@ -235,7 +235,8 @@ impl Coordinator {
                     let (group, of) = (Arc::clone(&self.group.name), partition.clone());
                     let owner = Owner { group, partition: of, epoch, server: Arc::clone(&server) };
                     let parking = Parking::new(&self.group, owner, &parked);
-                    let (lane, sender) = Lane::start(Arc::clone(&self.group), offset, Arc::clone(&server), parking);
+                    let (lane, sender) =
+                        Lane::start(Arc::clone(&self.group), &partition, offset, Arc::clone(&server), parking);
                     let source = Source { partition: partition.clone(), offset, lane: sender };
                     if pending.rewind {
                         self.consumer.send(Command::Rewind(source));

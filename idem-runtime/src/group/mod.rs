@@ -20,8 +20,11 @@ use crate::handler::{Handler, States};
 use crate::health::Health;
 use crate::kafka::names;
 use crate::kafka::producer::Producer;
+use crate::kafka::queue::Memory;
 use crate::pg::session::Pools;
 use crate::run::RunError;
+use crate::spec::Transaction;
+use crate::turns::Turns;
 
 /// What everything that works for one group shares.
 pub(crate) struct GroupContext {
@@ -34,6 +37,12 @@ pub(crate) struct GroupContext {
     pub config: Arc<Config>,
     pub states: Arc<States>,
     pub pools: Pools,
+    /// What the lanes' queues of the process share.
+    pub memory: Arc<Memory>,
+    /// What the group's consumer may prefetch, bytes.
+    pub prefetch: usize,
+    /// The turns that shared transactions take after a deadlock.
+    pub turns: Turns,
     /// One per connection of the handlers' pool.
     pub permits: Arc<Semaphore>,
     pub producer: Producer,
@@ -67,6 +76,13 @@ impl GroupContext {
     pub(crate) fn is_own_topic(&self, topic: &str) -> bool {
         !self.topics.contains_key(topic)
             && (names::retry_delay(&self.name, topic).is_some() || topic == names::replay_topic(&self.name))
+    }
+
+    /// Whether events of the topic may share a transaction. The group's own topics hold events of all
+    /// its handlers.
+    pub(crate) fn shares(&self, topic: &str) -> bool {
+        let shares = |handlers: &Vec<Handler>| handlers.iter().any(|one| one.spec.transaction == Transaction::Shared);
+        self.topics.get(topic).map_or_else(|| self.topics.values().any(shares), shares)
     }
 
     /// The handler for a value of a topic, by its `event_type` where handlers share the topic.

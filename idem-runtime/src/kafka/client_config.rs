@@ -5,8 +5,8 @@ use rdkafka::config::RDKafkaLogLevel;
 
 use crate::config::Config;
 
-/// A consumer's prefetch per partition. librdkafka's own default is 64 MiB.
-const PREFETCH_KIB: &str = "2048";
+/// What a reader that joins no group may prefetch.
+const OBSERVER_PREFETCH_KIB: &str = "2048";
 
 fn base(config: &Config) -> ClientConfig {
     let mut client = ClientConfig::new();
@@ -25,11 +25,16 @@ fn with_users(mut client: ClientConfig, config: &Config) -> ClientConfig {
     client
 }
 
-/// A member of a consumer group.
-pub(crate) fn consumer(config: &Config, group: &str) -> ClientConfig {
+/// A member of a consumer group. `prefetch`: the bytes that it may hold for all its partitions; their
+/// messages go to one queue, which this bounds. A fetch that is under way comes on top of it, from each
+/// broker, and is bounded by the same number (`fetch.max.bytes` follows it, from 1 MiB up).
+pub(crate) fn consumer(config: &Config, group: &str, prefetch: usize) -> ClientConfig {
     let mut client = base(config);
-    client.set("queued.max.messages.kbytes", PREFETCH_KIB);
-    client.set("queued.min.messages", "1000");
+    client.set("queued.max.messages.kbytes", (prefetch / 1024).clamp(1, 2_097_151).to_string());
+    // Small messages take more than their bytes.
+    client.set("queued.min.messages", (prefetch / 512).max(1_000).to_string());
+    // A full queue is looked at again soon: it may be empty in a moment.
+    client.set("fetch.queue.backoff.ms", "10");
     client = with_users(client, config);
     client.set("group.id", group);
     if let Some(instance) = config.kafka.get("group.instance.id") {
@@ -86,7 +91,7 @@ pub(crate) fn observer(config: &Config, group: &str) -> ClientConfig {
     client.set("enable.partition.eof", "true");
     // Records may leave the log while it is read.
     client.set("auto.offset.reset", "earliest");
-    client.set("queued.max.messages.kbytes", PREFETCH_KIB);
+    client.set("queued.max.messages.kbytes", OBSERVER_PREFETCH_KIB);
     // What it asks for is there: no broker has to wait for more.
     client.set("fetch.wait.max.ms", "10");
     client

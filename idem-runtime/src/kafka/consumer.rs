@@ -21,7 +21,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::producer::log_line;
 use super::record::Record;
-use super::{client_config, on_thread};
+use super::{client_config, on_thread, queue};
 use crate::config::Config;
 use crate::decide::position::{Committed, CommittedBy};
 
@@ -72,7 +72,7 @@ pub(crate) enum Command {
 pub(crate) struct Source {
     pub partition: Partition,
     pub offset: i64,
-    pub lane: mpsc::Sender<Record>,
+    pub lane: queue::Sender,
 }
 
 /// The coordinator's side of the consumer.
@@ -83,16 +83,17 @@ pub(crate) struct Consumer {
 }
 
 impl Consumer {
-    /// Joins the group.
+    /// Joins the group. `prefetch`: the bytes that librdkafka may hold.
     pub(crate) fn join(
         config: &Config,
         group: &str,
         topics: &[String],
+        prefetch: usize,
     ) -> KafkaResult<(Self, mpsc::UnboundedReceiver<Event>)> {
         let (events, received) = mpsc::unbounded_channel();
         let context = Context { events: events.clone(), closing: AtomicBool::new(false) };
         let client: Arc<BaseConsumer<Context>> =
-            Arc::new(client_config::consumer(config, group).create_with_context(context)?);
+            Arc::new(client_config::consumer(config, group, prefetch).create_with_context(context)?);
         client.subscribe(&topics.iter().map(String::as_str).collect::<Vec<_>>())?;
         let (commands, receiver) = std::sync::mpsc::channel();
         let (closed_sender, closed) = tokio::sync::oneshot::channel();
@@ -102,7 +103,6 @@ impl Consumer {
             commands: receiver,
             slots: HashMap::new(),
             full: 0,
-
             warned: None,
         };
         std::thread::Builder::new()
@@ -299,10 +299,11 @@ impl ConsumerContext for Context {
 /// The way of one partition's records into its lane.
 struct Slot {
     topic: Arc<str>,
-    lane: mpsc::Sender<Record>,
+    lane: queue::Sender,
     // Records that came although the lane was full; the partition is paused while there are any.
     overflow: VecDeque<Record>,
-    paused: bool,
+    /// The bytes in the full lane, while the partition is paused.
+    paused: Option<usize>,
 }
 
 struct PollThread {
@@ -358,7 +359,7 @@ impl PollThread {
             Ok(()) | Err(TrySendError::Closed(_)) => {}
             Err(TrySendError::Full(record)) => {
                 slot.overflow.push_back(record);
-                slot.paused = true;
+                slot.paused = Some(slot.lane.share().used());
                 self.full += 1;
                 if let Err(error) = self.client.pause(&single(message.topic(), message.partition())) {
                     tracing::warn!(%error, topic = message.topic(), partition = message.partition(), "can't pause a partition");
@@ -369,7 +370,7 @@ impl PollThread {
 
     /// Moves held records on, and resumes partitions whose lane has room again.
     fn relieve(&mut self) {
-        for (number, slot) in self.slots.values_mut().flatten().filter(|(_, slot)| slot.paused) {
+        for (number, slot) in self.slots.values_mut().flatten().filter(|(_, slot)| slot.paused.is_some()) {
             while let Some(record) = slot.overflow.pop_front() {
                 match slot.lane.try_send(record) {
                     Ok(()) => {}
@@ -380,9 +381,8 @@ impl PollThread {
                     Err(TrySendError::Closed(_)) => slot.overflow.clear(),
                 }
             }
-            // Half empty, so that a partition is not paused and resumed for every record.
-            if slot.overflow.is_empty() && slot.lane.capacity() >= slot.lane.max_capacity() / 2 {
-                slot.paused = false;
+            if slot.overflow.is_empty() && slot.paused.is_some_and(|full| slot.lane.is_half_empty(full)) {
+                slot.paused = None;
                 self.full -= 1;
                 if let Err(error) = self.client.resume(&single(&slot.topic, *number)) {
                     tracing::warn!(%error, topic = &*slot.topic, partition = number, "can't resume a partition");
@@ -462,15 +462,15 @@ impl PollThread {
         }
     }
 
-    fn insert(&mut self, partition: Partition, lane: mpsc::Sender<Record>) {
-        let slot = Slot { topic: Arc::clone(&partition.topic), lane, overflow: VecDeque::new(), paused: false };
+    fn insert(&mut self, partition: Partition, lane: queue::Sender) {
+        let slot = Slot { topic: Arc::clone(&partition.topic), lane, overflow: VecDeque::new(), paused: None };
         self.remove(&partition);
         self.slots.entry(partition.topic).or_default().insert(partition.number, slot);
     }
 
     fn remove(&mut self, partition: &Partition) {
         let removed = self.slots.get_mut(&partition.topic).and_then(|slots| slots.remove(&partition.number));
-        if removed.is_some_and(|slot| slot.paused) {
+        if removed.is_some_and(|slot| slot.paused.is_some()) {
             self.full -= 1;
         }
     }

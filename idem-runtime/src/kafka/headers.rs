@@ -21,24 +21,31 @@ fn native(headers: &BorrowedHeaders) -> *mut ffi::rd_kafka_headers_t {
 
 /// All headers in their order. A name ends at its first NUL byte, as librdkafka gives it out.
 pub(crate) fn read(headers: &BorrowedHeaders) -> Vec<RawHeader> {
+    entries(headers).map(|(name, value)| (name.to_vec(), value.map(<[u8]>::to_vec))).collect()
+}
+
+/// How many bytes names and values have together.
+pub(crate) fn size(headers: &BorrowedHeaders) -> usize {
+    entries(headers).map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len)).sum()
+}
+
+fn entries(headers: &BorrowedHeaders) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
     let list = native(headers);
-    (0..headers.count())
-        .filter_map(|index| {
-            let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0_usize);
-            // SAFETY: `list` is alive as long as the borrow; the out-parameters are valid places.
-            let status = unsafe { ffi::rd_kafka_header_get_all(list, index, &mut name, &mut value, &mut size) };
-            if status != ffi::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR || name.is_null() {
-                return None;
-            }
-            // SAFETY: librdkafka ends every name with a NUL and keeps it alive with the list.
-            let name = unsafe { CStr::from_ptr(name) }.to_bytes().to_vec();
-            let value = (!value.is_null()).then(|| {
-                // SAFETY: librdkafka gives the address and size of the value, alive with the list.
-                unsafe { std::slice::from_raw_parts(value.cast::<u8>(), size) }.to_vec()
-            });
-            Some((name, value))
-        })
-        .collect()
+    (0..headers.count()).filter_map(move |index| {
+        let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0_usize);
+        // SAFETY: `list` is alive as long as the borrow; the out-parameters are valid places.
+        let status = unsafe { ffi::rd_kafka_header_get_all(list, index, &mut name, &mut value, &mut size) };
+        if status != ffi::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR || name.is_null() {
+            return None;
+        }
+        // SAFETY: librdkafka ends every name with a NUL and keeps it alive with the list.
+        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+        let value = (!value.is_null()).then(|| {
+            // SAFETY: librdkafka gives the address and size of the value, alive with the list.
+            unsafe { std::slice::from_raw_parts(value.cast::<u8>(), size) }
+        });
+        Some((name, value))
+    })
 }
 
 /// The headers without those of the given names, and `add` behind the rest. All others keep every byte.

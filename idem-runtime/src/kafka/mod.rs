@@ -8,6 +8,7 @@ pub(crate) mod headers;
 pub(crate) mod names;
 pub(crate) mod observer;
 pub(crate) mod producer;
+pub(crate) mod queue;
 pub(crate) mod record;
 
 /// Runs a call of librdkafka that blocks, on a thread of its own. `None`: it panicked.

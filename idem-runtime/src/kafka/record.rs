@@ -6,6 +6,7 @@ use rdkafka::Message;
 use rdkafka::message::{BorrowedHeaders, BorrowedMessage, OwnedHeaders};
 
 use super::{headers, names};
+use crate::decide::circuit::EventKey;
 use crate::handler::RawHeader;
 
 /// A record, detached from the consumer.
@@ -32,6 +33,14 @@ impl Record {
             payload: message.payload().map(<[u8]>::to_vec),
             headers: message.headers().map(BorrowedHeaders::detach),
         }
+    }
+
+    /// The bytes of key, value and headers.
+    pub(crate) fn size(&self) -> usize {
+        let bytes = |part: &Option<Vec<u8>>| part.as_ref().map_or(0, Vec::len);
+        bytes(&self.key)
+            + bytes(&self.payload)
+            + self.headers.as_ref().map_or(0, |headers| headers::size(headers.as_borrowed()))
     }
 
     /// The headers, names and values as bytes.
@@ -93,6 +102,11 @@ impl Origin {
             first_failed_at_millis: None,
             replay: None,
         }
+    }
+
+    /// Which event it is.
+    pub(crate) fn event_key(&self) -> EventKey {
+        (Arc::clone(&self.topic), self.partition, self.offset)
     }
 
     /// A record of one of the group's own topics. `None`: it does not say where it comes from, so

@@ -29,7 +29,7 @@ impl Ids {
         of_topic
             // A decoder that panics may be why it is a dead letter.
             .find_map(|handler| {
-                let decode = handler.decode;
+                let decode = handler.decode.one;
                 Some(catch_unwind(|| decode(payload)).ok()?.ok()?.id.uuid())
             })
             .or_else(|| plain_id(payload))

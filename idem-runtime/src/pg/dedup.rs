@@ -10,6 +10,16 @@ use crate::kafka::consumer::Partition;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TransactionId(i64);
 
+impl TransactionId {
+    pub(super) fn new(id: i64) -> Self {
+        Self(id)
+    }
+
+    pub(super) fn get(self) -> i64 {
+        self.0
+    }
+}
+
 /// What the dedup insert says.
 #[derive(Debug)]
 pub(crate) struct Inserted {

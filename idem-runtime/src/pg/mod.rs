@@ -2,6 +2,7 @@
 
 pub(crate) mod brakes;
 pub(crate) mod dedup;
+pub(crate) mod dedup_many;
 pub(crate) mod migrate;
 pub(crate) mod parked;
 pub(crate) mod partitions;

@@ -1,0 +1,64 @@
+//! The dedup rows of events that share a transaction, the guard that lets nobody else commit it, and
+//! the check that lifts the guard.
+
+use sqlx::PgConnection;
+use sqlx::error::DatabaseError;
+use uuid::Uuid;
+
+use super::dedup::{Check, TransactionId};
+
+/// What the dedup insert of many says.
+#[derive(Debug)]
+pub(crate) struct InsertedMany {
+    /// The ids that are new.
+    pub fresh: Vec<Uuid>,
+    /// The transaction that holds their rows, and the guard. `None`: no id is new, no row was written.
+    pub transaction: Option<TransactionId>,
+    /// The run of the server that says so, as in [`Server`](super::progress::Server).
+    pub server: String,
+}
+
+/// Inserts the dedup rows of these ids, and the guard. `ids` are sorted, so that two members that insert
+/// the same ones wait for each other in one direction, and distinct.
+///
+/// Waits, up to `lock_timeout`, for another transaction that holds one of the rows uncommitted.
+/// Never call it inside a savepoint: rolling that back would drop the rows and keep later writes.
+pub(crate) async fn insert(tx: &mut PgConnection, ids: &[Uuid], group: &str) -> Result<InsertedMany, sqlx::Error> {
+    debug_assert!(ids.is_sorted_by(|one, next| one < next));
+    let (fresh, transaction, server): (Option<Vec<Uuid>>, Option<i64>, String) = sqlx::query_as(
+        "WITH inserted AS ( \
+             INSERT INTO processed_event (event_id, consumer_group) SELECT id, $2 FROM unnest($1::uuid[]) AS id \
+             ON CONFLICT DO NOTHING RETURNING event_id), \
+         guard AS ( \
+             INSERT INTO transaction_guard (transaction_id) \
+             SELECT pg_current_xact_id()::text::bigint WHERE EXISTS (SELECT FROM inserted) RETURNING transaction_id) \
+         SELECT (SELECT array_agg(event_id) FROM inserted), (SELECT transaction_id FROM guard), \
+                extract(epoch FROM pg_postmaster_start_time())::text",
+    )
+    .bind(ids)
+    .bind(group)
+    .fetch_one(tx)
+    .await?;
+    Ok(InsertedMany { fresh: fresh.unwrap_or_default(), transaction: transaction.map(TransactionId::new), server })
+}
+
+/// Lifts the guard, when the transaction is still the one that it was set in.
+///
+/// An aborted transaction answers with SQLSTATE 25P02. What a handler set for its neighbours, such as
+/// another `search_path`, is undone first: the guard has to be found.
+pub(crate) async fn check(tx: &mut PgConnection, id: TransactionId) -> Result<Check, sqlx::Error> {
+    sqlx::raw_sql("RESET ROLE; RESET search_path").execute(&mut *tx).await?;
+    let lifted = sqlx::query(
+        "DELETE FROM transaction_guard \
+          WHERE transaction_id = $1 AND pg_current_xact_id_if_assigned()::text::bigint = $1",
+    )
+    .bind(id.get())
+    .execute(tx)
+    .await?;
+    Ok(if lifted.rows_affected() == 1 { Check::Whole } else { Check::Ended })
+}
+
+/// Whether the server refused a COMMIT because of the guard.
+pub(crate) fn is_refused_commit(error: &dyn DatabaseError) -> bool {
+    error.constraint() == Some("idem_handler_must_not_commit")
+}

@@ -1,0 +1,469 @@
+//! What happens to events that share a transaction, in its order, on one page:
+//!
+//! decode → gate → begin → dedup insert of all, and the guard → handler for each fresh event (or once
+//! for all, with `batch`) → check → commit
+//!
+//! This page only knows how all of them succeed, or wait for the database together. Whatever needs a
+//! path of its own is settled alone, by the page for one event: a record that is no event for a handler
+//! is left out; an event that failed is set aside, and the others run again without it; and if nobody can
+//! say which one failed, all of them are settled alone. So what happens to an event never depends on its
+//! neighbours, and no event is blamed for what another one did to the transaction.
+
+use std::collections::{HashSet, VecDeque};
+use std::panic::AssertUnwindSafe;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use tracing::Instrument;
+
+use super::{Connection, after_error, in_place_backoff, rolled_back, span, wait_in_place, waiting};
+use crate::clock;
+use crate::decide::batch_size::{BatchSize, MOST};
+use crate::decide::circuit::Note;
+use crate::decide::sql_error;
+use crate::decide::turns::Deadlock;
+use crate::decide::window::{self, Gate};
+use crate::error::{Class, Failure, HandlerError};
+use crate::event::EventId;
+use crate::group::{GroupContext, Match};
+use crate::handler::{Decoded, Delivered, Handler, ParamSource, Tx};
+use crate::kafka::queue::Queued;
+use crate::kafka::record::Origin;
+use crate::pg::dedup::{self, Check};
+use crate::pg::dedup_many;
+use crate::pg::session::{Session, bounded};
+use crate::run::RunError;
+use crate::spec::Transaction;
+use crate::stop::Stop;
+
+/// Failed events that are set aside before the rest of a transaction is settled one by one as well.
+const MOST_ASIDE: usize = 8;
+/// How long a transaction whose handlers are slow goes on after a stop was asked for. Then it is rolled
+/// back, and its events are delivered again.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Due events of one handler that follow each other, for one transaction.
+pub(crate) struct Run<'g> {
+    handler: &'g Handler,
+    events: Vec<Event>,
+    /// Of these events, unless an attempt has used it up.
+    decoded: Option<Box<dyn Decoded>>,
+}
+
+struct Event {
+    record: Queued,
+    origin: Origin,
+    id: EventId,
+}
+
+/// What a lane does next.
+pub(crate) enum Next<'g> {
+    /// These share a transaction.
+    Share(Run<'g>),
+    /// So many from the front of the backlog are settled one by one.
+    Alone(usize),
+}
+
+/// Takes the events off the backlog that share the next transaction. Records in between that are no
+/// event for any handler have no effect that could come too early or too late: they stay.
+pub(crate) fn next<'g>(group: &'g GroupContext, backlog: &mut VecDeque<Queued>, size: &BatchSize) -> Next<'g> {
+    let mut run: Option<Run<'g>> = None;
+    let mut left = VecDeque::new();
+    while let Some(record) = backlog.pop_front() {
+        let full = run.as_ref().is_some_and(|run| run.events.len() >= size.limit(most(run.handler)));
+        match look(group, &record) {
+            Look::Shares(handler, origin)
+                if !full && run.as_ref().is_none_or(|run| std::ptr::eq(run.handler, handler)) =>
+            {
+                let run = run.get_or_insert_with(|| Run {
+                    handler,
+                    events: Vec::new(),
+                    decoded: Some((handler.decode.many)()),
+                });
+                match run.decode(group, &record) {
+                    Some(id) => run.events.push(Event { record, origin, id }),
+                    None => left.push_back(record),
+                }
+            }
+            Look::Nobody if !full => left.push_back(record),
+            _ => {
+                backlog.push_front(record);
+                break;
+            }
+        }
+    }
+    let alone = left.len().max(1);
+    while let Some(record) = left.pop_back() {
+        backlog.push_front(record);
+    }
+    match run {
+        Some(run) if !run.events.is_empty() => Next::Share(run),
+        _ => Next::Alone(alone),
+    }
+}
+
+/// The most events that a handler takes in one transaction.
+fn most(handler: &Handler) -> usize {
+    handler.spec.batch.map_or(MOST, usize::from)
+}
+
+/// What a record is to a lane that shares transactions.
+enum Look<'g> {
+    Shares(&'g Handler, Origin),
+    /// Of a handler with transactions of its own, or not due yet.
+    Waits,
+    /// No handler will be called.
+    Nobody,
+}
+
+fn look<'g>(group: &'g GroupContext, record: &Queued) -> Look<'g> {
+    let origin = if group.is_own_topic(&record.topic) {
+        match Origin::of_own(&record.raw_headers()) {
+            Some(origin) if origin.due_at_millis.is_some_and(|due| due > clock::unix_millis()) => return Look::Waits,
+            Some(origin) => origin,
+            None => return Look::Nobody,
+        }
+    } else {
+        Origin::of_main(record)
+    };
+    let payload = record.payload.as_deref();
+    match group.handler_for(&origin.topic, payload) {
+        Match::Handler(_) if payload.is_none() => Look::Nobody,
+        Match::Handler(handler) if handler.spec.transaction == Transaction::Shared => Look::Shares(handler, origin),
+        Match::Handler(_) => Look::Waits,
+        Match::None | Match::Unparsable(_) => Look::Nobody,
+    }
+}
+
+impl Run<'_> {
+    /// Decodes one more event, unless it is none that the handler may see.
+    fn decode(&mut self, group: &GroupContext, record: &Queued) -> Option<EventId> {
+        let (decoded, payload) = (self.decoded.as_mut()?, record.payload.as_deref()?);
+        let id = std::panic::catch_unwind(AssertUnwindSafe(|| decoded.push(payload))).ok()?.ok()?;
+        let is_future = |time| window::gate(time, clock::unix_millis(), group.config.clock_skew) == Gate::Future;
+        if id.unix_millis().is_some_and(is_future) {
+            let mut keep = vec![true; self.events.len()];
+            keep.push(false);
+            decoded.retain(&keep);
+            return None;
+        }
+        Some(id)
+    }
+
+    /// All its events decoded, for an attempt. `None`: a value can't be decoded that could be before.
+    fn take_decoded(&mut self) -> Option<Box<dyn Decoded>> {
+        if let Some(decoded) = self.decoded.take() {
+            return Some(decoded);
+        }
+        let mut decoded = (self.handler.decode.many)();
+        for event in &self.events {
+            let payload = event.record.payload.as_deref()?;
+            std::panic::catch_unwind(AssertUnwindSafe(|| decoded.push(payload))).ok()?.ok()?;
+        }
+        Some(decoded)
+    }
+
+    /// Where it begins: what waits, waits there.
+    fn first(&self) -> Option<&Queued> {
+        Some(&self.events.first()?.record)
+    }
+}
+
+/// How the work on a run ended.
+pub(crate) struct Settled {
+    /// Offsets that are done with.
+    pub finished: Vec<i64>,
+    /// Records to settle one by one, in the order of their offsets.
+    pub alone: Vec<Queued>,
+    /// A stop came first: what is not finished will be delivered again.
+    pub abandoned: bool,
+}
+
+/// Works on a run until its events are committed, or are to be settled alone.
+///
+/// # Cancel safety
+/// Dropping it rolls back what was not committed; the records are delivered again and recognised.
+pub(crate) async fn settle(
+    group: &GroupContext,
+    server: &str,
+    mut run: Run<'_>,
+    size: &mut BatchSize,
+    stop: &Stop,
+) -> Settled {
+    let mut settled = Settled { finished: Vec::new(), alone: Vec::new(), abandoned: false };
+    let mut backoff = in_place_backoff();
+    while !run.events.is_empty() {
+        let turn = group.turns.wait().await;
+        let started = Instant::now();
+        let attempt = attempt(group, server, &mut run, stop).await;
+        drop(turn);
+        match attempt {
+            Attempt::Committed { fresh } => {
+                size.committed(run.events.len(), most(run.handler), started.elapsed());
+                report(group, &run, &fresh);
+                settled.finished.extend(run.events.drain(..).map(|event| event.record.offset));
+            }
+            Attempt::Again(failure) => {
+                if sql_error::behind(failure.source()).is_some_and(sql_error::is_conflict)
+                    && group.turns.deadlock() == Deadlock::DespiteTurns
+                {
+                    size.conflicted();
+                }
+                let error = failure.summary();
+                let (handler, events) = (run.handler.spec.name, run.events.len());
+                tracing::warn!(group = &*group.name, handler, events, error, "a shared transaction waits");
+                let Some(first) = run.first() else { break };
+                if !wait_in_place(group, first, &error, &mut backoff, stop).await {
+                    settled.abandoned = true;
+                    break;
+                }
+            }
+            Attempt::Failed { at: Some(at) } if settled.alone.len() < MOST_ASIDE && run.events.len() > 1 => {
+                size.failed();
+                settled.alone.push(run.events.remove(at).record);
+            }
+            Attempt::Failed { .. } => {
+                size.failed();
+                settled.alone.extend(run.events.drain(..).map(|event| event.record));
+            }
+            Attempt::Ended => {
+                group.fail(RunError::TransactionEnded { handler: run.handler.spec.name.to_owned() });
+                settled.abandoned = true;
+                break;
+            }
+            Attempt::Abandoned => {
+                settled.abandoned = true;
+                break;
+            }
+        }
+    }
+    settled.alone.sort_unstable_by_key(|record| record.offset);
+    settled
+}
+
+/// How one attempt at a run ended.
+enum Attempt {
+    /// All of it is done; which events were fresh, the others were duplicates.
+    Committed { fresh: Vec<bool> },
+    /// The infrastructure's: all of it again, in place.
+    Again(Failure),
+    /// One event failed, if known which one; the transaction was rolled back.
+    Failed { at: Option<usize> },
+    /// The handler ended the transaction itself.
+    Ended,
+    /// A stop came first.
+    Abandoned,
+}
+
+/// One attempt at all events of a run.
+async fn attempt(group: &GroupContext, server: &str, run: &mut Run<'_>, stop: &Stop) -> Attempt {
+    let Some(decoded) = run.take_decoded() else { return Attempt::Failed { at: None } };
+    let Ok(_permit) = group.permits.acquire().await else {
+        return Attempt::Again(Failure::new("the run is ending"));
+    };
+    let mut session = match Session::acquire(&group.pools.handlers).await {
+        Ok(session) => session,
+        Err(error) => return Attempt::Again(Failure::new(error)),
+    };
+    let batch = tracing::info_span!(
+        "shared",
+        handler = run.handler.spec.name,
+        events = run.events.len(),
+        offset = run.first().map(|record| record.offset)
+    );
+    let (attempt, connection) =
+        transaction(group, server, run.handler, &run.events, decoded, &mut session, stop).instrument(batch).await;
+    match (attempt, connection) {
+        // A savepoint that a handler left open turned COMMIT into its release.
+        (Attempt::Committed { .. }, _) if session.is_in_transaction() => Attempt::Ended,
+        (attempt, Connection::Usable) => {
+            session.release();
+            attempt
+        }
+        (attempt, Connection::Unknown | Connection::Interrupted(_)) => attempt,
+    }
+}
+
+/// begin → dedup insert of all, and the guard → handler → check → commit
+async fn transaction(
+    group: &GroupContext,
+    server: &str,
+    handler: &Handler,
+    events: &[Event],
+    decoded: Box<dyn Decoded>,
+    session: &mut Session,
+    stop: &Stop,
+) -> (Attempt, Connection) {
+    let again = |error: sqlx::Error| Attempt::Again(Failure::new(error));
+    let mut tx = match session.begin().await {
+        Ok(tx) => tx,
+        Err(error) => return (again(error), Connection::Unknown),
+    };
+
+    // dedup insert of all, and the guard
+    let mut ids: Vec<_> = events.iter().map(|event| event.id.uuid()).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let inserted = match bounded(dedup_many::insert(&mut tx, &ids, &group.name)).await {
+        Ok(inserted) if inserted.server != server => {
+            group.doubt.notify_one();
+            let failure = Failure::new("the database server is another one");
+            return (Attempt::Again(failure), rolled_back(tx).await);
+        }
+        Ok(inserted) => inserted,
+        Err(error) => {
+            if dedup::is_missing_partition(&error) {
+                tracing::error!("the dedup table has no partition for an event; attaching it");
+                group.missing_partition.notify_one();
+            }
+            let connection = after_error(tx, &error).await;
+            return (again(error), connection);
+        }
+    };
+    // An id that is there twice is fresh the first time. An event that must not be handled although its
+    // row is new would be one that failed, here: it is set aside, and gets its reason alone.
+    let mut new: HashSet<_> = inserted.fresh.into_iter().collect();
+    let fresh: Vec<bool> = events.iter().map(|event| new.remove(&event.id.uuid())).collect();
+    let Some(transaction_id) = inserted.transaction else {
+        return (Attempt::Committed { fresh }, rolled_back(tx).await);
+    };
+
+    // handler
+    let called = call(group, handler, events, decoded, &fresh, &mut tx, stop).await;
+    let failed = match called {
+        Called::Well => None,
+        Called::Failed { at, error } => Some((at, error)),
+        // It stopped somewhere inside the transaction; the guard lets nobody commit it.
+        Called::Interrupted { at } => return (Attempt::Failed { at }, Connection::Unknown),
+        Called::Abandoned => return (Attempt::Abandoned, rolled_back(tx).await),
+    };
+
+    // check
+    if failed.as_ref().is_some_and(|(_, error)| is_refused_commit(error)) {
+        return (Attempt::Ended, Connection::Unknown);
+    }
+    match (bounded(dedup_many::check(&mut tx, transaction_id)).await, failed) {
+        (Ok(Check::Whole), None) => {}
+        (Ok(Check::Ended | Check::NotOwner), _) => return (Attempt::Ended, Connection::Unknown),
+        (Ok(Check::Whole), Some((at, error))) => return (after(at, error), rolled_back(tx).await),
+        // Its error aborted the transaction, or took the connection with it.
+        (Err(check), Some((at, error))) => return (after(at, error), after_error(tx, &check).await),
+        (Err(check), None) if sql_error::class(&check) == Class::Infrastructure => {
+            return (again(check), Connection::Unknown);
+        }
+        // Somebody swallowed a database error.
+        (Err(_), None) => return (Attempt::Failed { at: None }, Connection::Unknown),
+    }
+
+    // commit; a deferred constraint of the user's tables fails here, and does not say for which event
+    match bounded(tx.inner.commit()).await {
+        Ok(()) => {
+            // Others may have failed for one cause; these did not.
+            if let (Some(circuit), Some(event)) = (group.circuit(handler.spec.name), events.first()) {
+                let _ = circuit.hold(&event.origin.event_key()).note(Note::Well);
+            }
+            (Attempt::Committed { fresh }, Connection::Usable)
+        }
+        Err(error) => {
+            let usable = sql_error::leaves_connection_usable(&error);
+            let connection = if usable { Connection::Usable } else { Connection::Unknown };
+            (after(None, HandlerError::from(error)), connection)
+        }
+    }
+}
+
+/// How the calls of a handler ended.
+enum Called {
+    Well,
+    /// With an error; of which event, if known.
+    Failed {
+        at: Option<usize>,
+        error: HandlerError,
+    },
+    /// By a panic, or by its timeout.
+    Interrupted {
+        at: Option<usize>,
+    },
+    Abandoned,
+}
+
+/// Calls the handler for each fresh event in order; with `batch` once for all of them.
+async fn call(
+    group: &GroupContext,
+    handler: &Handler,
+    events: &[Event],
+    mut decoded: Box<dyn Decoded>,
+    fresh: &[bool],
+    tx: &mut Tx<'_>,
+    stop: &Stop,
+) -> Called {
+    let started = Instant::now();
+    decoded.retain(fresh);
+    let mut places = fresh.iter().enumerate().filter(|(_, fresh)| **fresh).map(|(at, _)| at);
+    if handler.spec.batch.is_some() {
+        let places: Vec<usize> = places.collect();
+        let Some(first) = places.first() else { return Called::Well };
+        let call = AssertUnwindSafe((handler.call)(tx, decoded.together(), params(group, &events[*first])));
+        return match tokio::time::timeout(handler.spec.timeout, call.catch_unwind()).await {
+            Ok(Ok(Ok(()))) => Called::Well,
+            Ok(Ok(Err(error))) => {
+                let at = error.failure().index.and_then(|index| places.get(index).copied());
+                Called::Failed { at, error }
+            }
+            Ok(Err(_)) | Err(_) => Called::Interrupted { at: None },
+        };
+    }
+    for (payload, at) in decoded.singly().zip(&mut places) {
+        if stop.is_requested() && started.elapsed() > PATIENCE {
+            return Called::Abandoned;
+        }
+        let event = &events[at];
+        let call = AssertUnwindSafe((handler.call)(tx, payload, params(group, event)));
+        let call = call.catch_unwind().instrument(span(handler, event.id, &event.origin));
+        match tokio::time::timeout(handler.spec.timeout, call).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) => return Called::Failed { at: Some(at), error },
+            Ok(Err(_)) | Err(_) => return Called::Interrupted { at: Some(at) },
+        }
+    }
+    Called::Well
+}
+
+fn params<'a>(group: &'a GroupContext, event: &'a Event) -> ParamSource<'a> {
+    let delivered = Delivered { record: &event.record, origin: &event.origin };
+    ParamSource { states: &group.states, delivered }
+}
+
+/// What follows from a handler's error: the infrastructure's is everybody's, another is one event's.
+fn after(at: Option<usize>, error: HandlerError) -> Attempt {
+    let aborted = sql_error::behind(error.failure().source()).is_some_and(sql_error::was_aborted_before);
+    match error {
+        HandlerError::Infrastructure(failure) => Attempt::Again(failure),
+        // An event before it swallowed an error.
+        _ if aborted => Attempt::Failed { at: None },
+        _ => Attempt::Failed { at },
+    }
+}
+
+fn is_refused_commit(error: &HandlerError) -> bool {
+    sql_error::behind(error.failure().source()).is_some_and(dedup_many::is_refused_commit)
+}
+
+/// Counts what was committed, and clears what was in its way.
+fn report(group: &GroupContext, run: &Run<'_>, fresh: &[bool]) {
+    let handler = run.handler.spec.name;
+    let done = fresh.iter().filter(|fresh| **fresh).count();
+    for (outcome, count) in [("done", done), ("duplicate", fresh.len() - done)] {
+        if count > 0 {
+            metrics::counter!("idem_events_total", "handler" => handler, "outcome" => outcome).increment(count as u64);
+        }
+    }
+    for (event, fresh) in run.events.iter().zip(fresh) {
+        let outcome = if *fresh { "done" } else { "duplicate" };
+        let (topic, partition, offset) = (&*event.record.topic, event.record.partition, event.record.offset);
+        tracing::debug!(target: "idem::settled", handler, outcome, topic, partition, offset);
+    }
+    if let Some(first) = run.first() {
+        group.health.clear(&waiting(group, first));
+    }
+}
