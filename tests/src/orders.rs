@@ -64,6 +64,20 @@ pub async fn create_tables(pool: &PgPool) {
     .expect("tables for the effects");
 }
 
+/// The transaction that committed each effect of a group, by the order's number.
+///
+/// # Panics
+/// When the database does not answer.
+pub async fn transactions(pool: &PgPool, group: &str) -> BTreeMap<i64, i64> {
+    sqlx::query_as("SELECT number, xmin::text::bigint FROM effect WHERE consumer_group = $1")
+        .bind(group)
+        .fetch_all(pool)
+        .await
+        .expect("the effects")
+        .into_iter()
+        .collect()
+}
+
 /// Does what the order's plan says, for one group.
 ///
 /// # Errors

@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 use sqlx::error::DatabaseError;
 use uuid::Uuid;
 
-use super::dedup::{Check, TransactionId};
+use super::dedup::{self, Check, TransactionId};
 
 /// What the dedup insert of many says.
 #[derive(Debug)]
@@ -42,19 +42,17 @@ pub(crate) async fn insert(tx: &mut PgConnection, ids: &[Uuid], group: &str) -> 
     Ok(InsertedMany { fresh: fresh.unwrap_or_default(), transaction: transaction.map(TransactionId::new), server })
 }
 
-/// Lifts the guard, when the transaction is still the one that it was set in.
+/// [`dedup::check`], and lifts the guard.
 ///
-/// An aborted transaction answers with SQLSTATE 25P02. What a handler set for its neighbours, such as
-/// another `search_path`, is undone first: the guard has to be found.
+/// What a handler set for its neighbours, such as another `search_path`, is undone first: the guard has
+/// to be found.
 pub(crate) async fn check(tx: &mut PgConnection, id: TransactionId) -> Result<Check, sqlx::Error> {
+    if dedup::check(tx, id, None).await? == Check::Ended {
+        return Ok(Check::Ended);
+    }
     sqlx::raw_sql("RESET ROLE; RESET search_path").execute(&mut *tx).await?;
-    let lifted = sqlx::query(
-        "DELETE FROM transaction_guard \
-          WHERE transaction_id = $1 AND pg_current_xact_id_if_assigned()::text::bigint = $1",
-    )
-    .bind(id.get())
-    .execute(tx)
-    .await?;
+    let lifted =
+        sqlx::query("DELETE FROM transaction_guard WHERE transaction_id = $1").bind(id.get()).execute(tx).await?;
     Ok(if lifted.rows_affected() == 1 { Check::Whole } else { Check::Ended })
 }
 

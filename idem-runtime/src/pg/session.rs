@@ -55,7 +55,7 @@ impl Pools {
             ])
             // sqlx logs slow statements with their text, and a handler's may hold literals.
             .disable_statement_logging();
-        let pool = |connections| {
+        let pool = |options: PgConnectOptions, connections| {
             PgPoolOptions::new()
                 .max_connections(connections)
                 .acquire_timeout(ACQUIRE_TIMEOUT)
@@ -63,9 +63,12 @@ impl Pools {
                 // each event would cost a round trip.
                 .test_before_acquire(false)
                 .after_connect(|connection, _| Box::pin(refuse_standby(connection)))
-                .connect_lazy_with(options.clone())
+                .connect_lazy_with(options)
         };
-        Self { handlers: pool(size), service: pool(SERVICE_CONNECTIONS) }
+        // What a handler writes behind a ROLLBACK of its own would be outside of any transaction of the
+        // library's, and stay. Only those say READ WRITE.
+        let handlers = options.clone().options([("default_transaction_read_only", "on")]);
+        Self { handlers: pool(handlers, size), service: pool(options, SERVICE_CONNECTIONS) }
     }
 }
 
@@ -93,7 +96,7 @@ impl Session {
 
     /// Begins the event's transaction. What a former event's handler SET for the session is undone.
     pub(crate) async fn begin(&mut self) -> Result<Tx<'_>, sqlx::Error> {
-        let begin = "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED";
+        let begin = "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
         Ok(Tx { inner: bounded(self.connection.begin_with(begin)).await? })
     }
 

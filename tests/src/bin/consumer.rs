@@ -24,6 +24,11 @@ handlers! {
     napped: "napped" on "napped.orders", concurrency 1, "key";
 }
 
+#[idempotent_handler(topic = "together.orders", group = "together", transaction = "shared", retry = ["300ms"])]
+async fn together(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "together").await
+}
+
 #[tokio::main]
 async fn main() -> Result<(), idem_runtime::RunError> {
     tests::run::show_logs();
