@@ -6,7 +6,7 @@ use super::Ledger;
 use crate::decide::batch_size::BatchSize;
 use crate::group::GroupContext;
 use crate::kafka::queue::{self, Queued};
-use crate::pipeline::shared::{self, Next};
+use crate::pipeline::shared;
 use crate::pipeline::{self, Claim, Settled};
 use crate::stop::Stop;
 
@@ -67,25 +67,22 @@ pub(super) async fn run(
             }
         }
         if alone == 0 {
-            match shared::next(group, &mut backlog, &size) {
-                Next::Alone(count) => alone = count,
-                Next::Share(run) => {
-                    let settled = shared::settle(group, server, run, &mut size, stop).await;
-                    for offset in settled.finished {
-                        ledger.finish(Some(offset), None);
-                    }
-                    if settled.abandoned {
-                        return stop.requested().await;
-                    }
-                    alone = settled.alone.len();
-                    for record in settled.alone.into_iter().rev() {
-                        backlog.push_front(record);
-                    }
-                    continue;
+            let next = shared::next(group, &mut backlog, &size);
+            alone = next.alone;
+            if let Some(run) = next.run {
+                let settled = shared::settle(group, server, run, &mut size, stop).await;
+                for offset in settled.finished {
+                    ledger.finish(Some(offset), None);
+                }
+                if settled.abandoned {
+                    return stop.requested().await;
+                }
+                alone += settled.alone.len();
+                for record in settled.alone.into_iter().rev() {
+                    backlog.push_front(record);
                 }
             }
-        }
-        if let Some(record) = backlog.pop_front() {
+        } else if let Some(record) = backlog.pop_front() {
             alone -= 1;
             match pipeline::settle(group, Claim { server, parking: None }, &record, stop).await {
                 Settled::Finished(letter) => ledger.finish(Some(record.offset), letter),

@@ -66,6 +66,7 @@ pub fn of(config: &Config) -> Vec<Setting> {
         ("IDEM_DEDUP_WINDOW", duration(config.dedup_window)),
         ("IDEM_STRICT", config.strict.to_string()),
         ("IDEM_DLQ_BRAKE", config.dlq_brake.map_or_else(|| "off".to_owned(), |limit| limit.to_string())),
+        ("IDEM_MEMORY", config.memory.to_string()),
     ]
     .into_iter()
     .map(|(variable, value)| Setting { variable: variable.to_owned(), value })

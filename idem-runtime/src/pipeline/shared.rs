@@ -57,15 +57,15 @@ struct Event {
 }
 
 /// What a lane does next.
-pub(crate) enum Next<'g> {
+pub(crate) struct Next<'g> {
     /// These share a transaction.
-    Share(Run<'g>),
-    /// So many from the front of the backlog are settled one by one.
-    Alone(usize),
+    pub run: Option<Run<'g>>,
+    /// And then so many from the front of the backlog are settled one by one.
+    pub alone: usize,
 }
 
 /// Takes the events off the backlog that share the next transaction. Records in between that are no
-/// event for any handler have no effect that could come too early or too late: they stay.
+/// event for any handler have no effect that could come too early or too late: they come after it.
 pub(crate) fn next<'g>(group: &'g GroupContext, backlog: &mut VecDeque<Queued>, size: &BatchSize) -> Next<'g> {
     let mut run: Option<Run<'g>> = None;
     let mut left = VecDeque::new();
@@ -92,14 +92,13 @@ pub(crate) fn next<'g>(group: &'g GroupContext, backlog: &mut VecDeque<Queued>, 
             }
         }
     }
-    let alone = left.len().max(1);
+    let run = run.filter(|run| !run.events.is_empty());
+    // Without anything that can share, the first one is on its own.
+    let alone = left.len().max(usize::from(run.is_none()));
     while let Some(record) = left.pop_back() {
         backlog.push_front(record);
     }
-    match run {
-        Some(run) if !run.events.is_empty() => Next::Share(run),
-        _ => Next::Alone(alone),
-    }
+    Next { run, alone }
 }
 
 /// The most events that a handler takes in one transaction.
