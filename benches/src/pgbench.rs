@@ -46,7 +46,7 @@ impl Script {
                 let mut text = format!("\\startpipeline\nBEGIN;\n{insert_many}");
                 for _ in 0..MANY {
                     // Writing to a String can't fail.
-                    let _ = write!(text, "{random}UPDATE account SET balance = balance + 1 WHERE id = :account;\n");
+                    let _ = writeln!(text, "{own}UPDATE account SET balance = balance + 1 WHERE id = :account;");
                 }
                 text + "COMMIT;\n\\endpipeline\n"
             }
