@@ -1,6 +1,6 @@
 //! `cargo check` of a crate of handlers, with and without the attribute.
 
-use std::error::Error;
+use crate::Failed;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,7 +21,7 @@ pub struct Args {
 }
 
 /// Measures, prints a table, and returns the same as JSON.
-pub fn run(args: &Args) -> Result<Value, Box<dyn Error>> {
+pub fn run(args: &Args) -> Result<Value, Failed> {
     let with = Crate::write("with", args.handlers, true)?;
     let without = Crate::write("without", args.handlers, false)?;
     eprintln!("building the dependencies");
@@ -99,7 +99,7 @@ impl Crate {
     }
 
     /// One check of the crate alone: its source has changed, as far as cargo can see.
-    fn check(&self) -> Result<Cost, Box<dyn Error>> {
+    fn check(&self) -> Result<Cost, Failed> {
         let source = fs::File::options().write(true).open(self.folder.join("src/lib.rs"))?;
         source.set_modified(std::time::SystemTime::now())?;
         let (started, cpu_before) = (Instant::now(), cpu_of_children());

@@ -1,33 +1,100 @@
-//! The project's measurements, a subcommand each.
+//! The project's measurements, a subcommand each. Figures are ratios of runs side by side: the
+//! absolute ones drift with whatever else the machine does.
 
 use std::error::Error;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
+mod all;
 mod compile;
+mod consume;
+mod contender;
+mod handlers;
+mod latency;
+mod memory;
+mod peers;
+mod pgbench;
+mod plot;
+mod rounds;
+mod servers;
+mod throughput;
+
+/// Why a measurement could not be made.
+pub type Failed = Box<dyn Error + Send + Sync>;
 
 #[derive(Parser)]
 #[command(about)]
 struct Cli {
     #[command(subcommand)]
     scenario: Scenario,
+    #[command(flatten)]
+    options: Options,
     /// Print one line of JSON last.
     #[arg(long, global = true)]
     json: bool,
 }
 
-#[derive(Subcommand)]
-enum Scenario {
-    /// What the attribute costs in `cargo check`.
-    Compile(compile::Args),
+/// What all scenarios on servers take.
+#[derive(Args, Clone)]
+pub struct Options {
+    /// Interleaved runs of each contender; figures are their medians.
+    #[arg(long, global = true, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Events of a run of the library's, instead of the scenario's own number.
+    #[arg(long, global = true)]
+    events: Option<u64>,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let cli = Cli::parse();
-    let line = match cli.scenario {
+#[derive(Subcommand)]
+enum Scenario {
+    /// Everything but `compile`, with the README's pictures.
+    All,
+    /// What the attribute costs in `cargo check`.
+    Compile(compile::Args),
+    /// A transaction per event.
+    Own,
+    /// Many events in a transaction, one call each.
+    Shared,
+    /// Many events in a transaction and in a call.
+    Batch,
+    /// Shared transactions whose lanes update the same rows.
+    Contended,
+    /// Events that were processed before.
+    Replay,
+    /// Throughput against the number of lanes.
+    Lanes,
+    /// Throughput against the events that wait.
+    Backlog,
+    /// From the send to the commit in the database.
+    Latency(latency::Args),
+    /// The most memory that a backlog of a million events takes.
+    Memory,
+    #[command(hide = true)]
+    Consume(consume::Args),
+    #[command(hide = true)]
+    Peer(peers::Args),
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Failed> {
+    use throughput::Way;
+    let Cli { scenario, options, json } = Cli::parse();
+    let line = match scenario {
+        Scenario::All => all::run(&options).await?,
         Scenario::Compile(args) => compile::run(&args)?,
+        Scenario::Own => throughput::run(Way::Own, &options).await?,
+        Scenario::Shared => throughput::run(Way::Shared, &options).await?,
+        Scenario::Batch => throughput::run(Way::Batch, &options).await?,
+        Scenario::Contended => throughput::contended(&options).await?,
+        Scenario::Replay => throughput::replay(&options).await?,
+        Scenario::Lanes => throughput::lanes(&options).await?,
+        Scenario::Backlog => throughput::backlog(&options).await?,
+        Scenario::Latency(args) => latency::run(&args, &options).await?,
+        Scenario::Memory => memory::run(&options).await?,
+        Scenario::Consume(args) => return consume::run(args).await,
+        Scenario::Peer(args) => return peers::run(args).await,
     };
-    if cli.json {
+    if json {
         println!("{line}");
     }
     Ok(())
