@@ -12,6 +12,7 @@
 //! Events that share a transaction have a page of their own, `pipeline/shared.rs`. It rests on this one:
 //! what can't share, or failed together with others, is settled here alone.
 
+pub(crate) mod gather;
 pub(crate) mod shared;
 
 use std::panic::AssertUnwindSafe;

@@ -6,8 +6,7 @@ use super::Ledger;
 use crate::decide::batch_size::BatchSize;
 use crate::group::GroupContext;
 use crate::kafka::queue::{self, Queued};
-use crate::pipeline::shared;
-use crate::pipeline::{self, Claim, Settled};
+use crate::pipeline::{self, Claim, Settled, gather, shared};
 use crate::stop::Stop;
 
 /// Records between the poll thread and the lane, at most: two of the largest batches. Bytes decide
@@ -67,7 +66,7 @@ pub(super) async fn run(
             }
         }
         if alone == 0 {
-            let next = shared::next(group, &mut backlog, &size);
+            let next = gather::next(group, &mut backlog, &size);
             alone = next.alone;
             if let Some(run) = next.run {
                 let settled = shared::settle(group, server, run, &mut size, stop).await;

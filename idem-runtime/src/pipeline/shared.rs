@@ -1,7 +1,7 @@
 //! What happens to events that share a transaction, in its order, on one page:
 //!
-//! decode → gate → begin → dedup insert of all, and the guard → handler for each fresh event (or once
-//! for all, with `batch`) → check → commit
+//! decode → gate (`gather.rs`) → begin → dedup insert of all, and the guard → handler for each fresh event
+//! (or once for all, with `batch`) → check → commit
 //!
 //! This page only knows how all of them succeed, or wait for the database together. Whatever needs a
 //! path of its own is settled alone, by the page for one event: a record that is no event for a handler
@@ -9,31 +9,27 @@
 //! say which one failed, all of them are settled alone. So what happens to an event never depends on its
 //! neighbours, and no event is blamed for what another one did to the transaction.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use tracing::Instrument;
 
+use super::gather::{Event, Run, most};
 use super::{Connection, after_error, in_place_backoff, rolled_back, span, wait_in_place, waiting};
-use crate::clock;
-use crate::decide::batch_size::{BatchSize, MOST};
+use crate::decide::batch_size::BatchSize;
 use crate::decide::circuit::Note;
 use crate::decide::sql_error;
 use crate::decide::turns::Deadlock;
-use crate::decide::window::{self, Gate};
 use crate::error::{Class, Failure, HandlerError};
-use crate::event::EventId;
-use crate::group::{GroupContext, Match};
+use crate::group::GroupContext;
 use crate::handler::{Decoded, Delivered, Handler, ParamSource, Tx};
 use crate::kafka::queue::Queued;
-use crate::kafka::record::Origin;
 use crate::pg::dedup::{self, Check};
 use crate::pg::dedup_many;
 use crate::pg::session::{Session, bounded};
 use crate::run::RunError;
-use crate::spec::Transaction;
 use crate::stop::Stop;
 
 /// Failed events that are set aside before the rest of a transaction is settled one by one as well.
@@ -41,132 +37,6 @@ const MOST_ASIDE: usize = 8;
 /// How long a transaction whose handlers are slow goes on after a stop was asked for. Then it is rolled
 /// back, and its events are delivered again.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-/// Due events of one handler that follow each other, for one transaction.
-pub(crate) struct Run<'g> {
-    handler: &'g Handler,
-    events: Vec<Event>,
-    /// Of these events, unless an attempt has used it up.
-    decoded: Option<Box<dyn Decoded>>,
-}
-
-struct Event {
-    record: Queued,
-    origin: Origin,
-    id: EventId,
-}
-
-/// What a lane does next.
-pub(crate) struct Next<'g> {
-    /// These share a transaction.
-    pub run: Option<Run<'g>>,
-    /// And then so many from the front of the backlog are settled one by one.
-    pub alone: usize,
-}
-
-/// Takes the events off the backlog that share the next transaction. Records in between that are no
-/// event for any handler have no effect that could come too early or too late: they come after it.
-pub(crate) fn next<'g>(group: &'g GroupContext, backlog: &mut VecDeque<Queued>, size: &BatchSize) -> Next<'g> {
-    let mut run: Option<Run<'g>> = None;
-    let mut left = VecDeque::new();
-    while let Some(record) = backlog.pop_front() {
-        let full = run.as_ref().is_some_and(|run| run.events.len() >= size.limit(most(run.handler)));
-        match look(group, &record) {
-            Look::Shares(handler, origin)
-                if !full && run.as_ref().is_none_or(|run| std::ptr::eq(run.handler, handler)) =>
-            {
-                let run = run.get_or_insert_with(|| Run {
-                    handler,
-                    events: Vec::new(),
-                    decoded: Some((handler.decode.many)()),
-                });
-                match run.decode(group, &record) {
-                    Some(id) => run.events.push(Event { record, origin, id }),
-                    None => left.push_back(record),
-                }
-            }
-            Look::Nobody if !full => left.push_back(record),
-            _ => {
-                backlog.push_front(record);
-                break;
-            }
-        }
-    }
-    let run = run.filter(|run| !run.events.is_empty());
-    // Without anything that can share, the first one is on its own.
-    let alone = left.len().max(usize::from(run.is_none()));
-    while let Some(record) = left.pop_back() {
-        backlog.push_front(record);
-    }
-    Next { run, alone }
-}
-
-/// The most events that a handler takes in one transaction.
-fn most(handler: &Handler) -> usize {
-    handler.spec.batch.map_or(MOST, usize::from)
-}
-
-/// What a record is to a lane that shares transactions.
-enum Look<'g> {
-    Shares(&'g Handler, Origin),
-    /// Of a handler with transactions of its own, or not due yet.
-    Waits,
-    /// No handler will be called.
-    Nobody,
-}
-
-fn look<'g>(group: &'g GroupContext, record: &Queued) -> Look<'g> {
-    let origin = if group.is_own_topic(&record.topic) {
-        match Origin::of_own(&record.raw_headers()) {
-            Some(origin) if origin.due_at_millis.is_some_and(|due| due > clock::unix_millis()) => return Look::Waits,
-            Some(origin) => origin,
-            None => return Look::Nobody,
-        }
-    } else {
-        Origin::of_main(record)
-    };
-    let payload = record.payload.as_deref();
-    match group.handler_for(&origin.topic, payload) {
-        Match::Handler(_) if payload.is_none() => Look::Nobody,
-        Match::Handler(handler) if handler.spec.transaction == Transaction::Shared => Look::Shares(handler, origin),
-        Match::Handler(_) => Look::Waits,
-        Match::None | Match::Unparsable(_) => Look::Nobody,
-    }
-}
-
-impl Run<'_> {
-    /// Decodes one more event, unless it is none that the handler may see.
-    fn decode(&mut self, group: &GroupContext, record: &Queued) -> Option<EventId> {
-        let (decoded, payload) = (self.decoded.as_mut()?, record.payload.as_deref()?);
-        let id = std::panic::catch_unwind(AssertUnwindSafe(|| decoded.push(payload))).ok()?.ok()?;
-        let is_future = |time| window::gate(time, clock::unix_millis(), group.config.clock_skew) == Gate::Future;
-        if id.unix_millis().is_some_and(is_future) {
-            let mut keep = vec![true; self.events.len()];
-            keep.push(false);
-            decoded.retain(&keep);
-            return None;
-        }
-        Some(id)
-    }
-
-    /// All its events decoded, for an attempt. `None`: a value can't be decoded that could be before.
-    fn take_decoded(&mut self) -> Option<Box<dyn Decoded>> {
-        if let Some(decoded) = self.decoded.take() {
-            return Some(decoded);
-        }
-        let mut decoded = (self.handler.decode.many)();
-        for event in &self.events {
-            let payload = event.record.payload.as_deref()?;
-            std::panic::catch_unwind(AssertUnwindSafe(|| decoded.push(payload))).ok()?.ok()?;
-        }
-        Some(decoded)
-    }
-
-    /// Where it begins: what waits, waits there.
-    fn first(&self) -> Option<&Queued> {
-        Some(&self.events.first()?.record)
-    }
-}
 
 /// How the work on a run ended.
 pub(crate) struct Settled {
