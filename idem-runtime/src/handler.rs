@@ -12,6 +12,7 @@ use sqlx::{PgConnection, Postgres, Transaction};
 
 use crate::error::HandlerResult;
 use crate::event::{DecodeError, DecodedEvent};
+use crate::money::{Attempt, MoneyClient};
 use crate::spec::HandlerSpec;
 
 /// The transaction that holds the dedup row and everything the handler writes.
@@ -157,11 +158,18 @@ impl fmt::Debug for Delivery {
 pub struct ParamSource<'a> {
     pub(crate) states: &'a States,
     pub(crate) delivery: &'a Delivery,
+    pub(crate) money: Option<&'a Arc<Attempt>>,
 }
 
 impl<'a> ParamSource<'a> {
     pub(crate) fn state<T: 'static>(self) -> State<T> {
         self.states.get().unwrap_or_else(|| unreachable!("run() checks every state before it consumes"))
+    }
+
+    pub(crate) fn money(self) -> MoneyClient {
+        let attempt =
+            self.money.unwrap_or_else(|| unreachable!("a client needs `money = true`, which the types check"));
+        MoneyClient::new(Arc::clone(attempt))
     }
 
     pub(crate) fn delivery(self) -> &'a Delivery {

@@ -39,7 +39,7 @@ pub use error::{Class, Classified, ClassifyExt, Failure, HandlerError, HandlerRe
 pub use event::{DecodeError, Event, EventId, EventIdError};
 pub use handler::{Delivery, RawHeader, State, Tx};
 pub use health::Health;
-pub use money::MoneyClient;
+pub use money::{Charge, ChargeResponse, MoneyClient, MoneyError, MoneyRequest};
 pub use run::{Builder, Problems, RunError, builder, run};
 
 #[doc = include_str!("diagnostics.md")]

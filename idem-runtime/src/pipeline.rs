@@ -26,13 +26,14 @@ use crate::decide::step::{self, Step};
 use crate::decide::window::{self, Gate};
 use crate::decide::{retry, sql_error};
 use crate::error::{Class, Failure, HandlerError};
-use crate::event::{DecodeError, DecodedEvent};
+use crate::event::{DecodeError, DecodedEvent, EventId};
 use crate::group::{GroupContext, Match};
 use crate::handler::{Delivery, Handler, ParamSource};
 use crate::health::Obstacle;
 use crate::kafka::consumer::Partition;
 use crate::kafka::names;
 use crate::kafka::record::{self, Origin, Record};
+use crate::money;
 use crate::move_on::move_on;
 use crate::parking::Parking;
 use crate::pg::dedup::{self, Check, Inserted, TransactionId};
@@ -235,7 +236,7 @@ async fn attempt(
         Err(error) => return infrastructure(error),
     };
     let id = event.id.uuid();
-    let ended = transaction(group, claim, handler, event, delivery, &mut session).instrument(span).await;
+    let ended = transaction(group, claim, handler, event, record, delivery, &mut session).instrument(span).await;
     match ended {
         (Outcome::Done, _) if session.is_in_transaction() => Outcome::TransactionEnded,
         (outcome, Connection::Usable) => {
@@ -273,6 +274,7 @@ async fn transaction(
     claim: Claim<'_>,
     handler: &Handler,
     event: DecodedEvent,
+    record: &Record,
     delivery: &Delivery,
     session: &mut Session,
 ) -> (Outcome, Connection) {
@@ -305,18 +307,27 @@ async fn transaction(
     };
 
     // handler
-    let params = ParamSource { states: &group.states, delivery };
+    let money = money_calls(group, handler, event.id, delivery, record);
+    let params = ParamSource { states: &group.states, delivery, money: money.as_ref() };
     let call = AssertUnwindSafe((handler.call)(&mut tx, event.event, params)).catch_unwind();
     let interrupted = Connection::Interrupted(transaction_id);
     let failed: Option<HandlerError> = match tokio::time::timeout(handler.spec.timeout, call).await {
-        Ok(Ok(result)) => result.err(),
+        // A call whose fate is open can't be swallowed: nobody else would ask again.
+        Ok(Ok(result)) => result.err().or_else(|| money.as_ref().and_then(|money| money.swallowed())),
         Ok(Err(_panic)) => return (transient("the handler panicked", true), interrupted),
         Err(_elapsed) => return (transient("the handler took longer than its timeout", false), interrupted),
     };
 
     // check
     let owner = claim.parking.map(Parking::owner);
-    match (bounded(dedup::check(&mut tx, transaction_id, owner)).await, failed) {
+    let calls = money.as_ref().filter(|_| failed.is_none());
+    let checked = async {
+        if let Some(calls) = calls {
+            calls.record(&mut tx, transaction_id).await?;
+        }
+        dedup::check(&mut tx, transaction_id, owner).await
+    };
+    match (bounded(checked).await, failed) {
         (Ok(Check::Whole), None) => {}
         (Ok(Check::Ended), _) => return (Outcome::TransactionEnded, Connection::Unknown),
         (Ok(Check::NotOwner), _) => {
@@ -344,6 +355,19 @@ async fn transaction(
             (HandlerError::from(error).into(), if usable { Connection::Usable } else { Connection::Unknown })
         }
     }
+}
+
+/// The money calls that the handler may make, if it makes any.
+fn money_calls(
+    group: &GroupContext,
+    handler: &Handler,
+    id: EventId,
+    delivery: &Delivery,
+    record: &Record,
+) -> Option<Arc<money::Attempt>> {
+    let (provider, spec) = (group.provider.as_ref()?, handler.spec.money?);
+    let event = money::Event::new(id, &group.name, spec, delivery, record, handler.spec.timeout);
+    Some(money::Attempt::new(Arc::clone(provider), event))
 }
 
 async fn rolled_back(tx: crate::handler::Tx<'_>) -> Connection {

@@ -91,7 +91,6 @@ impl HandlerSpec {
     pub(crate) fn unavailable(&self) -> Vec<&'static str> {
         let shared = self.transaction == Transaction::Shared && self.batch.is_none();
         let asked = [
-            ("money", self.money.is_some()),
             ("transaction = \"shared\"", shared),
             ("batch", self.batch.is_some()),
             ("expired", self.expired != Expired::Dlq),

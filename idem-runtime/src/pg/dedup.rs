@@ -10,6 +10,13 @@ use crate::kafka::consumer::Partition;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TransactionId(i64);
 
+impl TransactionId {
+    /// For binding to a query.
+    pub(crate) fn as_i64(self) -> i64 {
+        self.0
+    }
+}
+
 /// What the dedup insert says.
 #[derive(Debug)]
 pub(crate) struct Inserted {

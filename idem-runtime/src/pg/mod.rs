@@ -3,6 +3,7 @@
 pub(crate) mod brakes;
 pub(crate) mod dedup;
 pub(crate) mod migrate;
+pub(crate) mod money;
 pub(crate) mod parked;
 pub(crate) mod partitions;
 pub(crate) mod progress;
