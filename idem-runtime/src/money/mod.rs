@@ -73,25 +73,21 @@ impl MoneyClient {
     }
 
     /// A POST to a path below `IDEM_MONEY_BASE_URL`, or to an absolute URL.
-    #[must_use]
     pub fn post(&self, url: impl AsRef<str>) -> MoneyRequest {
         self.request("POST", url.as_ref())
     }
 
     /// A PUT, as [`post`](Self::post).
-    #[must_use]
     pub fn put(&self, url: impl AsRef<str>) -> MoneyRequest {
         self.request("PUT", url.as_ref())
     }
 
     /// A PATCH, as [`post`](Self::post).
-    #[must_use]
     pub fn patch(&self, url: impl AsRef<str>) -> MoneyRequest {
         self.request("PATCH", url.as_ref())
     }
 
     /// A DELETE, as [`post`](Self::post).
-    #[must_use]
     pub fn delete(&self, url: impl AsRef<str>) -> MoneyRequest {
         self.request("DELETE", url.as_ref())
     }
