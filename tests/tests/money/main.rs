@@ -2,6 +2,7 @@
 
 mod answers;
 mod bill;
+mod campaign;
 mod keys;
 mod once;
 mod reconcile;

@@ -14,7 +14,7 @@ money_handlers! {
     lost: "lost" on "lost.bills", retry = ["200ms"];
     terminated: "terminated" on "terminated.bills", retry = ["200ms"];
     stale_connection: "stale-connection" on "stale-connection.bills", retry = [];
-    swallowing: "swallowing" on "swallowing.bills", retry = ["200ms"];
+    swallowing: "swallowing" on "swallowing.bills", retry = ["200ms", "1s"];
     unsettled: "unsettled" on "unsettled.bills";
     waiting: "waiting" on "waiting.bills", concurrency = 8;
 }
