@@ -1,7 +1,7 @@
-//! The client that a handler's money calls go through.
-//!
-//! `call.rs` drives one call: intent, request, answer. `attempt.rs` knows the calls of one attempt at
-//! an event. What an answer means is in `decide/money.rs`, the record in `pg/money.rs`.
+// The client that a handler's money calls go through; the page of its rules is `rules.md`.
+//
+// `call.rs` drives one call: intent, request, answer. `attempt.rs` knows the calls of one attempt at
+// an event. What an answer means is in `decide/money.rs`, the record in `pg/money.rs`.
 
 mod answer;
 mod attempt;
@@ -51,8 +51,8 @@ use crate::decide::money_key::{self, Format};
 /// }
 /// ```
 ///
-/// The key of a call is the same over restarts, retry topics and replays. [`money`](crate::money) has
-/// all rules: what each status means, what is recorded, and what an operator resolves.
+/// The key of a call is the same over restarts, retry topics and replays. [`money`](self) has all
+/// rules: what each status means, what is recorded, and what an operator resolves.
 #[derive(Clone)]
 pub struct MoneyClient {
     attempt: Arc<Attempt>,
