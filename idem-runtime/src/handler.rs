@@ -12,7 +12,7 @@ use sqlx::{PgConnection, Postgres, Transaction};
 
 use crate::error::HandlerResult;
 use crate::event::{DecodeError, DecodedEvent};
-use crate::money::{Attempt, MoneyClient};
+use crate::money::{self, MoneyClient};
 use crate::spec::HandlerSpec;
 
 /// The transaction that holds the dedup row and everything the handler writes.
@@ -158,7 +158,7 @@ impl fmt::Debug for Delivery {
 pub struct ParamSource<'a> {
     pub(crate) states: &'a States,
     pub(crate) delivery: &'a Delivery,
-    pub(crate) money: Option<&'a Arc<Attempt>>,
+    pub(crate) money: Option<&'a money::Running>,
 }
 
 impl<'a> ParamSource<'a> {
@@ -167,9 +167,7 @@ impl<'a> ParamSource<'a> {
     }
 
     pub(crate) fn money(self) -> MoneyClient {
-        let attempt =
-            self.money.unwrap_or_else(|| unreachable!("a client needs `money = true`, which the types check"));
-        MoneyClient::new(Arc::clone(attempt))
+        self.money.unwrap_or_else(|| unreachable!("a client needs `money = true`, which the types check")).client()
     }
 
     pub(crate) fn delivery(self) -> &'a Delivery {

@@ -364,10 +364,10 @@ fn money_calls(
     id: EventId,
     delivery: &Delivery,
     record: &Record,
-) -> Option<Arc<money::Attempt>> {
+) -> Option<money::Running> {
     let (provider, spec) = (group.provider.as_ref()?, handler.spec.money?);
     let event = money::Event::new(id, &group.name, spec, delivery, record, handler.spec.timeout);
-    Some(money::Attempt::new(Arc::clone(provider), event))
+    Some(money::Running::new(Arc::clone(provider), event))
 }
 
 async fn rolled_back(tx: crate::handler::Tx<'_>) -> Connection {

@@ -331,6 +331,7 @@ impl Running {
                 group: group.name.to_string(),
                 topics: group.topics.keys().copied().collect(),
                 tiers: group.all_tiers(),
+                concurrency: group.concurrency,
             })
             .collect();
         loop {

@@ -98,6 +98,7 @@ pub(crate) enum Answer {
     /// An HTTP status with the whole answer behind it.
     Status(u16),
     /// The request surely never left: no connection.
+    #[cfg_attr(not(feature = "money"), allow(dead_code, reason = "nothing is sent"))]
     NotSent,
     /// It left, and no whole answer came.
     Nothing,

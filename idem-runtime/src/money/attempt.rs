@@ -1,6 +1,7 @@
 //! The money calls of one attempt at an event.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use sqlx::PgConnection;
 use tokio::time::Instant;
 
 use super::error::RequestError;
-use super::{MoneyError, Provider};
+use super::{MoneyClient, MoneyError, Provider};
 use crate::error::{Class, Classified, Failure, HandlerError};
 use crate::event::EventId;
 use crate::handler::Delivery;
@@ -85,11 +86,35 @@ enum Ended {
     Open(Class, String),
 }
 
-impl Attempt {
-    pub(crate) fn new(provider: Arc<Provider>, event: Event) -> Arc<Self> {
-        Arc::new(Self { provider, event, calls: Mutex::default() })
+/// The attempt as long as its handler runs. Dropped, it is over: a task that the handler left behind
+/// makes no call any more.
+pub(crate) struct Running(Arc<Attempt>);
+
+impl Running {
+    pub(crate) fn new(provider: Arc<Provider>, event: Event) -> Self {
+        Self(Arc::new(Attempt { provider, event, calls: Mutex::default() }))
     }
 
+    pub(crate) fn client(&self) -> MoneyClient {
+        MoneyClient::new(Arc::clone(&self.0))
+    }
+}
+
+impl Deref for Running {
+    type Target = Attempt;
+
+    fn deref(&self) -> &Attempt {
+        &self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.lock().over = true;
+    }
+}
+
+impl Attempt {
     /// Takes a name for a call. `named`: as the handler says; else the attribute's.
     pub(super) fn take_name(&self, named: Option<String>) -> Result<String, MoneyError> {
         let name = named.unwrap_or_else(|| self.event.spec.operation.unwrap_or_default().to_owned());

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use answer::{Charge, ChargeResponse};
-pub(crate) use attempt::{Attempt, Event};
+use attempt::Attempt;
+pub(crate) use attempt::{Event, Running};
 pub use error::MoneyError;
 use error::RequestError;
 use sqlx::PgPool;
@@ -61,7 +62,7 @@ pub struct MoneyClient {
 }
 
 impl MoneyClient {
-    pub(crate) fn new(attempt: Arc<Attempt>) -> Self {
+    fn new(attempt: Arc<Attempt>) -> Self {
         Self { attempt, operation: None }
     }
 

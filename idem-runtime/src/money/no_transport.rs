@@ -3,6 +3,7 @@
 use super::ChargeResponse;
 use crate::decide::money::Answer;
 
+#[allow(dead_code, reason = "nobody sends it")]
 pub(super) struct Outgoing {
     pub method: &'static str,
     pub url: String,
