@@ -5,6 +5,7 @@ use std::error::Error;
 use clap::{Parser, Subcommand};
 
 mod compile;
+mod money;
 
 #[derive(Parser)]
 #[command(about)]
@@ -20,12 +21,15 @@ struct Cli {
 enum Scenario {
     /// What the attribute costs in `cargo check`.
     Compile(compile::Args),
+    /// Events that wait for a payment provider, and what their bookkeeping costs.
+    Money(money::Args),
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let cli = Cli::parse();
     let line = match cli.scenario {
         Scenario::Compile(args) => compile::run(&args)?,
+        Scenario::Money(args) => money::run(&args)?,
     };
     if cli.json {
         println!("{line}");

@@ -25,7 +25,7 @@ pub struct OrderConfirmed {
     concurrency = 8
 )]
 async fn charge(tx: &mut Tx<'_>, order: OrderConfirmed, payments: MoneyClient) -> HandlerResult {
-    let _charge = payments.post("/charges").json(&order).send().await?;
+    payments.post("/charges").json(&order).send().await?;
     sqlx::query("INSERT INTO payment (event_id, amount) VALUES ($1, $2)")
         .bind(order.event_id.uuid())
         .bind(order.amount)

@@ -8,7 +8,6 @@ use super::MoneyError;
 
 /// A call that was carried out.
 #[derive(Debug)]
-#[must_use]
 pub enum Charge {
     /// By this request, or by an earlier one whose answer the provider repeated.
     Applied(ChargeResponse),

@@ -74,18 +74,22 @@ async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Resul
 
 fn outgoing(attempt: &Attempt, request: MoneyRequest) -> Result<Outgoing, MoneyError> {
     let MoneyRequest { method, url, mut headers, body, .. } = request;
-    let is_absolute = ["http://", "https://"].iter().any(|scheme| url.starts_with(scheme));
-    let url = match (&attempt.provider.base_url, is_absolute) {
-        (_, true) => url,
-        (Some(base), false) => format!("{}/{}", base.trim_end_matches('/'), url.trim_start_matches('/')),
-        (None, false) => return Err(RequestError::NoBaseUrl.into()),
-    };
+    let url = address(attempt.provider.base_url.as_deref(), url)?;
     if let Some(traceparent) = &attempt.event.delivery.traceparent
         && !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("traceparent"))
     {
         headers.push(("traceparent".to_owned(), traceparent.as_bytes().to_vec()));
     }
     Ok(Outgoing { method, url, headers, body: body? })
+}
+
+/// A path goes below the base URL, whatever it looks like.
+fn address(base: Option<&str>, url: String) -> Result<String, RequestError> {
+    if ["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) {
+        return Ok(url);
+    }
+    let base = base.ok_or(RequestError::NoBaseUrl)?;
+    Ok(format!("{}/{}", base.trim_end_matches('/'), url.trim_start_matches('/')))
 }
 
 /// Writes the intent. `None`: it was carried out before, and nothing leaves.
@@ -189,4 +193,25 @@ fn time_left(timeout: Duration, deadline: Instant) -> Duration {
 fn retry_after(response: &ChargeResponse) -> Option<Duration> {
     let text = std::str::from_utf8(response.header("retry-after")?).ok()?;
     retry::parse_retry_after(text, clock::unix_millis())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_stays_below_the_base_url() {
+        let base = Some("https://pay.example/v1/");
+        let cases = [
+            ("/charges", "https://pay.example/v1/charges"),
+            ("charges?x=1", "https://pay.example/v1/charges?x=1"),
+            ("//evil.example/charges", "https://pay.example/v1/evil.example/charges"),
+            ("@evil.example", "https://pay.example/v1/@evil.example"),
+            ("https://other.example/charges", "https://other.example/charges"),
+        ];
+        for (url, expected) in cases {
+            assert_eq!(address(base, url.to_owned()).unwrap(), expected);
+        }
+        assert!(address(None, "/charges".to_owned()).is_err());
+    }
 }

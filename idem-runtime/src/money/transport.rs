@@ -144,3 +144,33 @@ impl Transport {
         Ok(ChargeResponse { status, headers, body })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prepare(url: &str, header: (&str, &[u8])) -> Result<Prepared, String> {
+        let headers = vec![(header.0.to_owned(), header.1.to_vec())];
+        let outgoing = Outgoing { method: "POST", url: url.to_owned(), headers, body: b"{}".to_vec() };
+        Transport::new().unwrap().prepare(outgoing)
+    }
+
+    #[test]
+    fn what_the_library_sets_is_not_the_handlers_to_set() {
+        for name in ["Idempotency-Key", "idempotency-key", "Host", "Content-Length", "Transfer-Encoding", "Expect"] {
+            let error = prepare("http://pay.example/", (name, b"sentinel-4711")).err().unwrap();
+            assert!(error.contains(name) && error.contains("the library's") && !error.contains("sentinel"), "{error}");
+        }
+        for (name, value) in [("a b", &b"x"[..]), ("x", b"a\nb"), ("", b"x")] {
+            assert!(prepare("http://pay.example/", (name, value)).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn path_and_query_are_what_is_compared_and_not_the_host() {
+        let path = |url| prepare(url, ("x-team", b"billing")).unwrap().path();
+        assert_eq!(path("https://pay.example/v1/charges?dry=1"), "/v1/charges?dry=1");
+        assert_eq!(path("http://127.0.0.1:8080"), "/");
+        assert!(prepare("/charges", ("x", b"y")).err().unwrap().contains("URL"));
+    }
+}
