@@ -5,7 +5,8 @@ use uuid::Uuid;
 
 use super::{Ops, OpsError, Timestamp};
 use crate::decide::money::{IN_FLIGHT, State};
-use crate::pg::money::{self as rows, CallId, Listed, Resolution};
+use crate::pg::money::CallId;
+use crate::pg::money::open::{self as rows, Listed, Resolution};
 
 /// Why a call is listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
