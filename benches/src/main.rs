@@ -12,6 +12,7 @@ mod contender;
 mod handlers;
 mod latency;
 mod memory;
+mod money;
 mod peers;
 mod pgbench;
 mod plot;
@@ -69,6 +70,8 @@ enum Scenario {
     Latency(latency::Args),
     /// The most memory that a backlog of a million events takes.
     Memory,
+    /// Events that wait for a payment provider, and what their bookkeeping costs.
+    Money,
     #[command(hide = true)]
     Consume(consume::Args),
     #[command(hide = true)]
@@ -91,6 +94,7 @@ async fn main() -> Result<(), Failed> {
         Scenario::Backlog => throughput::backlog(&options).await?,
         Scenario::Latency(args) => latency::run(&args, &options).await?,
         Scenario::Memory => memory::run(&options).await?,
+        Scenario::Money => money::run(&options).await?,
         Scenario::Consume(args) => return consume::run(args).await,
         Scenario::Peer(args) => return peers::run(args).await,
     };

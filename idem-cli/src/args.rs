@@ -1,10 +1,11 @@
 //! The command line.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use idem_runtime::ops::dlq::Filter;
+use idem_runtime::ops::money::{Decision, Open};
 use uuid::Uuid;
 
-/// Looks after the groups of idem: dead letters and their replay, offsets, migrations.
+/// Looks after the groups of idem: dead letters and their replay, money calls, offsets, migrations.
 ///
 /// Configured by the environment, as the programs it looks after: IDEM_DATABASE_URL,
 /// IDEM_KAFKA_BROKERS and what else they have. Payloads and keys are never printed unless asked for.
@@ -37,6 +38,9 @@ pub enum Command {
     /// Dead letters.
     #[command(subcommand)]
     Dlq(DlqCommand),
+    /// Money calls that somebody has to look at.
+    #[command(subcommand)]
+    Money(MoneyCommand),
     /// The settings.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -106,6 +110,61 @@ pub enum DlqCommand {
         #[arg(long)]
         dry_run: bool,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum MoneyCommand {
+    /// List the calls whose outcome is unknown, and those that were carried out without the event's
+    /// effects being committed.
+    List {
+        /// Only these.
+        #[arg(long, value_enum)]
+        state: Option<CallState>,
+    },
+    /// Say what became of a call, as found out at the provider.
+    ///
+    /// The event itself stays as it is: replay it, if it is a dead letter.
+    Resolve {
+        /// The call's key.
+        #[arg(long)]
+        key: String,
+        /// applied: the next attempt sends nothing. failed: the next attempt has another key.
+        #[arg(long = "as", value_enum)]
+        decision: CallDecision,
+        /// Who found it out, and how. No card number and nothing personal: it is kept and shown.
+        #[arg(long)]
+        note: String,
+    },
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum CallState {
+    Unknown,
+    Unrecorded,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum CallDecision {
+    Applied,
+    Failed,
+}
+
+impl From<CallState> for Open {
+    fn from(state: CallState) -> Self {
+        match state {
+            CallState::Unknown => Self::Unknown,
+            CallState::Unrecorded => Self::Unrecorded,
+        }
+    }
+}
+
+impl From<CallDecision> for Decision {
+    fn from(decision: CallDecision) -> Self {
+        match decision {
+            CallDecision::Applied => Self::Applied,
+            CallDecision::Failed => Self::Failed,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

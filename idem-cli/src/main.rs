@@ -13,12 +13,12 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use idem_runtime::ops::{Ops, OpsError, dlq, groups, offsets, replay, settings, status};
+use idem_runtime::ops::{Ops, OpsError, dlq, groups, money, offsets, replay, settings, status};
 use idem_runtime::{Config, ConfigErrors};
 
-use args::{Cli, Command, ConfigCommand, DlqCommand, GroupCommand};
+use args::{Cli, Command, ConfigCommand, DlqCommand, GroupCommand, MoneyCommand};
 use progress::Progress;
-use report::{Groups, Report, Settings};
+use report::{Groups, MoneyCalls, Report, Settings};
 
 /// Why the command failed.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +85,12 @@ async fn run(Cli { json, command }: Cli) -> Result<ExitCode, Failure> {
             let filter = letters.filter(partition.zip(offset));
             let options = replay::Options { filter, limit, dry_run };
             Box::new(replay::replay(&ops, &group.group, &options, &mut progress.reading()).await?)
+        }
+        Command::Money(MoneyCommand::List { state }) => {
+            Box::new(MoneyCalls { calls: money::list(&ops, state.map(Into::into)).await? })
+        }
+        Command::Money(MoneyCommand::Resolve { key, decision, note }) => {
+            Box::new(money::resolve(&ops, &key, decision.into(), &note).await?)
         }
         Command::Config(ConfigCommand::Check) => return check_settings(json),
     };

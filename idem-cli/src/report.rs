@@ -3,6 +3,7 @@
 use idem_runtime::ConfigErrors;
 use idem_runtime::ops::dlq::{LetterInFull, Letters};
 use idem_runtime::ops::groups::{Accepted, Group, Resumed};
+use idem_runtime::ops::money::Call;
 use idem_runtime::ops::offsets::GroupOffsets;
 use idem_runtime::ops::replay::Replayed;
 use idem_runtime::ops::settings::Setting;
@@ -41,6 +42,51 @@ impl Report for Resumed {
             table(["topic", "partition"], rows),
             self.group
         )
+    }
+}
+
+/// The money calls that somebody has to look at.
+#[derive(Serialize)]
+pub struct MoneyCalls {
+    pub calls: Vec<Call>,
+}
+
+impl Report for MoneyCalls {
+    fn json(&self) -> String {
+        json(self)
+    }
+
+    fn text(&self) -> String {
+        if self.calls.is_empty() {
+            return "no money call is open".to_owned();
+        }
+        let rows = self.calls.iter().map(|call| {
+            [
+                text(&call.key),
+                text(if call.state == "applied" { "unrecorded" } else { &call.state }),
+                text(&call.group),
+                text(&call.operation),
+                number(call.attempts),
+                text(or_dash(call.status)),
+                text(or_dash(call.last_at)),
+                text(call.event_id),
+            ]
+        });
+        table(["key", "state", "group", "operation", "requests", "last status", "last request", "event"], rows)
+    }
+}
+
+impl Report for Call {
+    fn json(&self) -> String {
+        json(self)
+    }
+
+    fn text(&self) -> String {
+        let next = match self.state.as_str() {
+            "applied" => "the next attempt at the event sends nothing and goes on as after a charge",
+            _ => "the next attempt at the event sends the call with another key",
+        };
+        format!("{} is resolved as {}: {next}", self.key, self.state)
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use sqlx::postgres::PgConnectOptions;
 use uuid::Uuid;
 
+use crate::decide::money_key::Format as KeyFormat;
 use crate::decide::retry;
 
 /// The settings of a run.
@@ -51,6 +52,13 @@ pub struct Config {
     pub(crate) dlq_brake: Option<u32>,
     /// Bytes for buffers of records; see [`Config::queue_memory`] and [`Config::prefetch`].
     pub(crate) memory: usize,
+    /// Where money calls without a URL of their own go.
+    pub(crate) money_base_url: Option<String>,
+    /// Longest time for one money call.
+    pub(crate) money_timeout: Duration,
+    /// How long the provider remembers a key.
+    pub(crate) money_key_ttl: Duration,
+    pub(crate) money_key_format: KeyFormat,
 }
 
 /// Where a group starts on a topic that neither Kafka nor the database knows it on.
@@ -163,6 +171,11 @@ impl Config {
                 _ => Some(reader.number("IDEM_DLQ_BRAKE", 100, 1..=1_000_000)),
             },
             memory: reader.bytes("IDEM_MEMORY", "64MiB"),
+            money_base_url: reader.base_url("IDEM_MONEY_BASE_URL"),
+            money_timeout: reader.positive("IDEM_MONEY_TIMEOUT", "10s"),
+            money_key_ttl: reader.positive("IDEM_MONEY_KEY_TTL", "24h"),
+            money_key_format: reader
+                .one_of("IDEM_MONEY_KEY_FORMAT", &[("bare", KeyFormat::Bare), ("quoted", KeyFormat::Quoted)]),
         };
         if reader.errors.is_empty() { Ok(config) } else { Err(ConfigErrors(reader.errors)) }
     }
@@ -198,6 +211,10 @@ impl fmt::Debug for Config {
             .field("strict", &self.strict)
             .field("dlq_brake", &self.dlq_brake)
             .field("memory", &self.memory)
+            .field("money_base_url", &self.money_base_url)
+            .field("money_timeout", &self.money_timeout)
+            .field("money_key_ttl", &self.money_key_ttl)
+            .field("money_key_format", &self.money_key_format)
             .finish()
     }
 }
@@ -335,6 +352,29 @@ impl Reader {
         }
     }
 
+    fn positive(&mut self, variable: &str, default: &str) -> Duration {
+        let duration = self.duration(variable, default);
+        if duration.is_zero() && self.errors.last().is_none_or(|error| error.variable != variable) {
+            self.error(variable, "is zero");
+        }
+        duration
+    }
+
+    /// A provider's address. Credentials belong into a header, which nobody prints.
+    fn base_url(&mut self, variable: &str) -> Option<String> {
+        let url = self.text(variable)?;
+        let rest = ["https://", "http://"].iter().find_map(|scheme| url.strip_prefix(scheme));
+        let Some(rest) = rest.filter(|rest| !rest.is_empty() && !url.contains(char::is_whitespace)) else {
+            self.error(variable, "is no URL such as https://api.provider.example/v1");
+            return None;
+        };
+        if rest.contains(['@', '?', '#']) {
+            self.error(variable, "holds more than host and path: credentials belong into a header of the request");
+            return None;
+        }
+        Some(url)
+    }
+
     fn clock_skew(&mut self) -> Duration {
         let skew = self.duration("IDEM_DEDUP_CLOCK_SKEW", "1d");
         if skew > LONGEST_SKEW {
@@ -462,6 +502,33 @@ mod tests {
             assert!(text.contains(variable), "{variable} is missing in:\n{text}");
         }
         assert_eq!(errors.0.len(), 10, "{text}");
+    }
+
+    #[test]
+    fn money_settings_are_read_and_checked() {
+        let config = with(&[("IDEM_MONEY_BASE_URL", "https://pay.example/v1")]).unwrap();
+        assert_eq!(config.money_base_url.as_deref(), Some("https://pay.example/v1"));
+        assert_eq!(
+            (config.money_timeout, config.money_key_ttl),
+            (Duration::from_secs(10), Duration::from_secs(86_400))
+        );
+        assert_eq!(config.money_key_format, KeyFormat::Bare);
+        assert_eq!(with(&[("IDEM_MONEY_KEY_FORMAT", "quoted")]).unwrap().money_key_format, KeyFormat::Quoted);
+        let wrong = [
+            ("IDEM_MONEY_BASE_URL", "pay.example"),
+            ("IDEM_MONEY_BASE_URL", "https://"),
+            ("IDEM_MONEY_BASE_URL", "https://user:sentinel-4711@pay.example"),
+            ("IDEM_MONEY_BASE_URL", "https://pay.example/?key=sentinel-4711"),
+            ("IDEM_MONEY_TIMEOUT", "0s"),
+            ("IDEM_MONEY_TIMEOUT", "never"),
+            ("IDEM_MONEY_KEY_TTL", "0s"),
+            ("IDEM_MONEY_KEY_FORMAT", "single"),
+        ];
+        for (variable, value) in wrong {
+            let errors = with(&[(variable, value)]).unwrap_err();
+            assert_eq!(errors.0.len(), 1, "{errors}");
+            assert!(errors.0[0].variable == variable && !errors.to_string().contains("sentinel"), "{errors}");
+        }
     }
 
     #[test]

@@ -4,6 +4,10 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
+
+use crate::decide::outcome::Reason;
+use crate::money::MoneyError;
 
 /// What a handler returns.
 pub type HandlerResult = Result<(), HandlerError>;
@@ -173,6 +177,8 @@ pub struct Failure {
     safe_text: Option<Cow<'static, str>>,
     /// The event of a batch that failed.
     pub(crate) index: Option<usize>,
+    reason: Option<Reason>,
+    retry_after: Option<Duration>,
 }
 
 impl Failure {
@@ -180,12 +186,28 @@ impl Failure {
     pub(crate) fn new<E: Into<Box<dyn Error + Send + Sync>> + 'static>(cause: E) -> Self {
         // Only a text that was in the program's source is sure to hold nothing of a payload.
         let safe_text = (&cause as &dyn Any).downcast_ref::<&'static str>().map(|text| Cow::Borrowed(*text));
-        Self { source: cause.into(), type_name: std::any::type_name::<E>(), safe_text, index: None }
+        let (source, type_name) = (cause.into(), std::any::type_name::<E>());
+        let Some(money) = money_error(&*source) else {
+            return Self { source, type_name, safe_text, index: None, reason: None, retry_after: None };
+        };
+        let safe_text = Some(money.to_string().into());
+        let (reason, retry_after) = (money.reason(), money.retry_after());
+        Self { source, type_name, safe_text, index: None, reason, retry_after }
     }
 
     /// Wraps an error whose text never quotes a payload, such as the library's own.
     pub(crate) fn with_safe_text<E: Error + Send + Sync + 'static>(cause: E) -> Self {
         Self { safe_text: Some(cause.to_string().into()), ..Self::new(cause) }
+    }
+
+    /// The reason of its dead letter, where it has one of its own.
+    pub(crate) fn reason(&self) -> Option<Reason> {
+        self.reason
+    }
+
+    /// How long a provider asked for no more requests.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
     }
 
     /// The error itself. Its text may quote a payload: don't log it where that must not be seen.
@@ -222,6 +244,18 @@ impl Failure {
             None => truncate(format!("{}: {}", self.summary(), self.source), 512),
         }
     }
+}
+
+/// The failed money call in an error or its sources, whose text never quotes a payload.
+fn money_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a MoneyError> {
+    let mut error = Some(error);
+    while let Some(at) = error {
+        if let Some(money) = at.downcast_ref() {
+            return Some(money);
+        }
+        error = at.source();
+    }
+    None
 }
 
 fn truncate(mut text: String, bytes: usize) -> String {

@@ -13,6 +13,7 @@ use sqlx::{PgConnection, Postgres, Transaction};
 use crate::error::HandlerResult;
 use crate::event::{DecodeError, DecodedEvent, EventId};
 use crate::kafka::record::{self, Origin, Record};
+use crate::money::{self, MoneyClient};
 use crate::spec::HandlerSpec;
 
 /// The transaction that holds the dedup row and everything the handler writes.
@@ -161,7 +162,7 @@ pub(crate) struct Delivered<'a> {
 }
 
 impl Delivered<'_> {
-    fn delivery(self) -> Delivery {
+    pub(crate) fn delivery(self) -> Delivery {
         let Self { record, origin } = self;
         let headers = record.raw_headers();
         Delivery {
@@ -183,11 +184,16 @@ pub struct ParamSource<'a> {
     pub(crate) states: &'a States,
     /// With `batch`, of its first event.
     pub(crate) delivered: Delivered<'a>,
+    pub(crate) money: Option<&'a money::Running>,
 }
 
 impl<'a> ParamSource<'a> {
     pub(crate) fn state<T: 'static>(self) -> State<T> {
         self.states.get().unwrap_or_else(|| unreachable!("run() checks every state before it consumes"))
+    }
+
+    pub(crate) fn money(self) -> MoneyClient {
+        self.money.unwrap_or_else(|| unreachable!("a client needs `money = true`, which the types check")).client()
     }
 
     pub(crate) fn delivery(self) -> Delivery {

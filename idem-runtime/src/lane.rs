@@ -91,6 +91,11 @@ impl Lane {
         (watermark.next_offset(), watermark.event_millis())
     }
 
+    /// One past the last event that it took from its queue.
+    pub(crate) fn delivered_below(&self) -> i64 {
+        lock(&self.watermark).delivered_below()
+    }
+
     /// Why its brake is engaged, if it is.
     pub(crate) fn brake(&self) -> Option<Reason> {
         *self.brake.borrow()

@@ -2,6 +2,9 @@
 //!
 //! Kafka delivers at least once: a rebalance before the offset commit, a replay from a dead letter
 //! queue or an offset reset delivers an event again, and an account is debited twice.
+//!
+//! [`idempotent_handler`](macro@idempotent_handler) has the attribute, [`failures`] what is retried and where it ends, [`money`]
+//! how a payment provider is called.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used))]
 #![warn(missing_docs)]
@@ -21,7 +24,8 @@ mod handler;
 mod health;
 mod kafka;
 mod lane;
-mod money;
+#[doc = include_str!("money/rules.md")]
+pub mod money;
 mod move_on;
 pub mod ops;
 mod parking;
@@ -40,7 +44,7 @@ pub use error::{Class, Classified, ClassifyExt, Failure, HandlerError, HandlerRe
 pub use event::{DecodeError, Event, EventId, EventIdError};
 pub use handler::{Delivery, RawHeader, State, Tx};
 pub use health::Health;
-pub use money::MoneyClient;
+pub use money::{Charge, ChargeResponse, MoneyClient, MoneyError, MoneyRequest};
 pub use run::{Builder, Problems, RunError, builder, run};
 
 #[doc = include_str!("diagnostics.md")]

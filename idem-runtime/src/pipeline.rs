@@ -39,6 +39,7 @@ use crate::health::Obstacle;
 use crate::kafka::consumer::Partition;
 use crate::kafka::names;
 use crate::kafka::record::{Origin, Record};
+use crate::money;
 use crate::move_on::move_on;
 use crate::parking::Parking;
 use crate::pg::dedup::{self, Check, Inserted, TransactionId};
@@ -312,18 +313,27 @@ async fn transaction(
     };
 
     // handler
-    let params = ParamSource { states: &group.states, delivered };
+    let money = money_calls(group, handler, event.id, delivered);
+    let params = ParamSource { states: &group.states, delivered, money: money.as_ref() };
     let call = AssertUnwindSafe((handler.call)(&mut tx, event.event, params)).catch_unwind();
     let interrupted = Connection::Interrupted(transaction_id);
     let failed: Option<HandlerError> = match tokio::time::timeout(handler.spec.timeout, call).await {
-        Ok(Ok(result)) => result.err(),
+        // A call whose fate is open can't be swallowed: nobody else would ask again.
+        Ok(Ok(result)) => result.err().or_else(|| money.as_ref().and_then(|money| money.swallowed())),
         Ok(Err(_panic)) => return (transient("the handler panicked", true), interrupted),
         Err(_elapsed) => return (transient("the handler took longer than its timeout", false), interrupted),
     };
 
     // check
     let owner = claim.parking.map(Parking::owner);
-    match (bounded(dedup::check(&mut tx, transaction_id, owner)).await, failed) {
+    let calls = money.as_ref().filter(|_| failed.is_none());
+    let checked = async {
+        if let Some(calls) = calls {
+            calls.record(&mut tx, transaction_id).await?;
+        }
+        dedup::check(&mut tx, transaction_id, owner).await
+    };
+    match (bounded(checked).await, failed) {
         (Ok(Check::Whole), None) => {}
         (Ok(Check::Ended), _) => return (Outcome::TransactionEnded, Connection::Unknown),
         (Ok(Check::NotOwner), _) => {
@@ -351,6 +361,18 @@ async fn transaction(
             (HandlerError::from(error).into(), if usable { Connection::Usable } else { Connection::Unknown })
         }
     }
+}
+
+/// The money calls that the handler may make, if it makes any.
+fn money_calls(
+    group: &GroupContext,
+    handler: &Handler,
+    id: EventId,
+    delivered: Delivered<'_>,
+) -> Option<money::Running> {
+    let (provider, spec) = (group.provider.as_ref()?, handler.spec.money?);
+    let event = money::Event::new(id, &group.name, spec, delivered, handler.spec.timeout);
+    Some(money::Running::new(Arc::clone(provider), event))
 }
 
 async fn rolled_back(tx: crate::handler::Tx<'_>) -> Connection {

@@ -69,6 +69,7 @@ pub(crate) fn problems(handlers: &[Handler], states: &States) -> Vec<String> {
         }
     }
     problems.extend(same_names(handlers));
+    problems.extend(same_money_keys(handlers));
     for handler in handlers {
         let unavailable = handler.spec.unavailable();
         if !unavailable.is_empty() {
@@ -123,6 +124,39 @@ fn shared_topic(topic: &str, group: &str, sharing: &[&Handler]) -> Vec<String> {
         }
     }
     problems
+}
+
+/// Two groups whose money calls on a topic have one name: each would charge for the same event. The
+/// database knows the groups of other processes.
+fn same_money_keys(handlers: &[Handler]) -> Vec<String> {
+    let mut by_name: BTreeMap<(&str, &str), &Handler> = BTreeMap::new();
+    let mut problems = Vec::new();
+    for handler in handlers {
+        let Some(money) = handler.spec.money else { continue };
+        let (topic, operation) = (handler.spec.topic, money.operation.unwrap_or_default());
+        let first = *by_name.entry((topic, operation)).or_insert(handler);
+        if first.spec.group != handler.spec.group {
+            let name = money_name(operation);
+            problems.push(format!(
+                "{} of group `{}` and {} of group `{}` both make money calls on topic `{topic}` {name}: \
+                 give one of them another `operation = \"..\"`",
+                place(first),
+                first.spec.group,
+                place(handler),
+                handler.spec.group
+            ));
+        }
+    }
+    problems
+}
+
+/// How a name of money calls is told.
+pub(crate) fn money_name(operation: &str) -> String {
+    if operation.is_empty() {
+        "without an `operation`".to_owned()
+    } else {
+        format!("with `operation = \"{operation}\"`")
+    }
 }
 
 /// Metrics and headers know a handler by its name. Two functions of one module may each hold one of
@@ -272,10 +306,7 @@ mod tests {
             set(&mut handler.spec);
             problems(&[handler], &States::default())
         };
-        assert_eq!(
-            with(|spec| spec.money = Some(Money { operation: None, conflict: Conflict::Auto })),
-            ["shop::on_order (src/main.rs:7): `money` is not available yet in this version"]
-        );
+        assert_eq!(with(|spec| spec.money = Some(Money { operation: None, conflict: Conflict::Auto })), [""; 0]);
         assert_eq!(
             with(|spec| (spec.expired, spec.stale) = (Expired::Skip, true)),
             ["shop::on_order (src/main.rs:7): `expired` and `stale` are not available yet in this version"]
@@ -284,6 +315,27 @@ mod tests {
         assert_eq!(with(|spec| spec.order = Order::Key), [""; 0]);
         assert!(with(|spec| spec.expired = Expired::Skip)[0].contains("`expired`"));
         assert!(with(|spec| spec.expired = Expired::Process)[0].contains("`expired`"));
+    }
+
+    #[test]
+    fn money_handlers_of_two_groups_on_one_topic_differ_in_their_operation() {
+        let with = |operations: [Option<&'static str>; 2], groups: [&'static str; 2]| {
+            let mut handlers =
+                [handler("a", "orders", groups[0], Some("x")), handler("b", "orders", groups[1], Some("y"))];
+            for (handler, operation) in handlers.iter_mut().zip(operations) {
+                handler.spec.money = Some(Money { operation, conflict: Conflict::Auto });
+            }
+            problems(&handlers, &States::default())
+        };
+        let unnamed = with([None, None], ["billing", "fees"]);
+        assert_eq!(unnamed.len(), 1, "{unnamed:#?}");
+        for part in ["`billing`", "`fees`", "`orders`", "without an `operation`", "operation = \"..\""] {
+            assert!(unnamed[0].contains(part), "{unnamed:#?}");
+        }
+        assert_eq!(with([Some("fee"), Some("fee")], ["billing", "fees"]).len(), 1);
+        assert_eq!(with([Some("charge"), Some("fee")], ["billing", "fees"]), [""; 0]);
+        assert_eq!(with([None, Some("fee")], ["billing", "fees"]), [""; 0]);
+        assert_eq!(with([None, None], ["billing", "billing"]), [""; 0]);
     }
 
     #[test]

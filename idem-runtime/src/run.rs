@@ -22,6 +22,8 @@ use crate::health::{Health, Obstacle};
 use crate::kafka::admin::{self, Need, TopicError};
 use crate::kafka::producer::Producer;
 use crate::kafka::queue::Memory;
+use crate::money;
+use crate::pg::money as rows;
 use crate::pg::session::Pools;
 use crate::pg::{migrate, partitions};
 use crate::registry;
@@ -161,6 +163,9 @@ impl Builder {
                 }
             },
         };
+        if let Some(config) = &config {
+            problems.extend(money::start::problems(config, &handlers));
+        }
         match config {
             Some(config) if problems.is_empty() => Ok((config, handlers)),
             _ => Err(RunError::Setup(Problems(problems))),
@@ -189,13 +194,14 @@ impl Running {
         self.health.set(Obstacle::Start, "the run is starting".to_owned());
         let longest = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
         let pools = Pools::new(&self.config.database, &self.config.client_id, self.config.pool_size, longest);
-        let Some(lineage) = self.database(&pools).await? else { return Ok(()) };
+        let Some(lineage) = self.database(&pools, &handlers).await? else { return Ok(()) };
 
         let mut by_group: BTreeMap<&'static str, Vec<Handler>> = BTreeMap::new();
         for handler in handlers {
             by_group.entry(handler.spec.group).or_default().push(handler);
         }
         let producer = Producer::new(&self.config).map_err(RunError::Producer)?;
+        let provider = money::start::provider(&self.config, &pools, by_group.values().flatten())?;
         let permits = Arc::new(Semaphore::new(self.config.pool_size as usize));
         let memory = Memory::new(self.config.queue_memory());
         let prefetch = self.config.prefetch(by_group.len());
@@ -229,6 +235,7 @@ impl Running {
                     turns: Turns::default(),
                     permits: Arc::clone(&permits),
                     producer: producer.clone(),
+                    provider: provider.clone(),
                     lineage,
                     circuits,
                     health: self.health.clone(),
@@ -248,6 +255,7 @@ impl Running {
             partitions::days_ahead(self.config.clock_skew),
             missing_partition,
         ));
+        let aging = tokio::spawn(rows::keep_aging(pools.service.clone(), self.config.dedup_window));
         let (stopper, stop) = stop::channel();
         let mut coordinators = JoinSet::new();
         for group in groups {
@@ -274,13 +282,14 @@ impl Running {
         stopper.stop();
         while coordinators.join_next().await.is_some() {}
         maintenance.abort();
+        aging.abort();
         producer.flush(Duration::from_secs(1)).await;
         failure.map_or(Ok(()), Err)
     }
 
     /// Waits for the database, brings its schema up to date, and reads its lineage. `None`: asked
     /// to stop.
-    async fn database(&self, pools: &Pools) -> Result<Option<Uuid>, RunError> {
+    async fn database(&self, pools: &Pools, handlers: &[Handler]) -> Result<Option<Uuid>, RunError> {
         loop {
             let ready = async {
                 if self.config.migrate {
@@ -293,6 +302,10 @@ impl Running {
                 let ahead = partitions::days_ahead(self.config.clock_skew);
                 if let Err(error) = partitions::attach_ahead(&pools.service, ahead).await {
                     tracing::warn!(%error, "could not attach day partitions to the dedup table; trying again later");
+                }
+                let problems = money::start::register(pools, &self.config, handlers).await?;
+                if !problems.is_empty() {
+                    return Ok(Err(RunError::Setup(Problems(problems))));
                 }
                 migrate::lineage(&pools.service).await.map(Ok)
             };
@@ -325,6 +338,7 @@ impl Running {
                 group: group.name.to_string(),
                 topics: group.topics.keys().copied().collect(),
                 tiers: group.all_tiers(),
+                concurrency: group.concurrency,
             })
             .collect();
         loop {

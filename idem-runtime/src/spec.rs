@@ -89,7 +89,7 @@ pub enum Expired {
 impl HandlerSpec {
     /// The pairs of the attribute that the runtime can't drive yet.
     pub(crate) fn unavailable(&self) -> Vec<&'static str> {
-        let asked = [("money", self.money.is_some()), ("expired", self.expired != Expired::Dlq), ("stale", self.stale)];
+        let asked = [("expired", self.expired != Expired::Dlq), ("stale", self.stale)];
         asked.into_iter().filter(|(_, asked)| *asked).map(|(pair, _)| pair).collect()
     }
 }

@@ -138,15 +138,28 @@ impl Program {
 /// When it does not compile.
 #[must_use]
 pub fn workspace_program(package: &str, bin: &str) -> PathBuf {
+    build(package, ["--bin", bin]);
+    java::target_dir().join("debug").join(bin)
+}
+
+/// The same for an example of the workspace.
+///
+/// # Panics
+/// When it does not compile.
+#[must_use]
+pub fn workspace_example(package: &str, example: &str) -> PathBuf {
+    build(package, ["--example", example]);
+    java::target_dir().join("debug/examples").join(example)
+}
+
+fn build(package: &str, target: [&str; 2]) {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
-    build.args(["build", "--quiet", "--package", package, "--bin", bin]);
+    build.args(["build", "--quiet", "--package", package]).args(target);
     build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
-    let target = java::target_dir();
-    build.arg("--target-dir").arg(&target).stdin(Stdio::null());
+    build.arg("--target-dir").arg(java::target_dir()).stdin(Stdio::null());
     let status = build.status().unwrap_or_else(|error| panic!("cannot run cargo: {error}"));
-    assert!(status.success(), "the program {bin} of package {package} does not compile");
-    target.join("debug").join(bin)
+    assert!(status.success(), "{} of package {package} does not compile", target[1]);
 }
 
 /// Takes over what the program prints, and prints it again, so that a failed test shows it.

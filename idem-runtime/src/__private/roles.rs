@@ -208,8 +208,8 @@ impl Param for MoneyClient {
         None
     }
 
-    fn take(_: ParamSource<'_>) -> Self {
-        unreachable!("run() refuses handlers with `money`")
+    fn take(source: ParamSource<'_>) -> Self {
+        source.money()
     }
 }
 

@@ -7,6 +7,8 @@ pub(crate) mod brake;
 pub(crate) mod circuit;
 pub(crate) mod key_lanes;
 pub(crate) mod memory;
+pub(crate) mod money;
+pub(crate) mod money_key;
 pub(crate) mod offsets;
 pub(crate) mod outcome;
 pub(crate) mod parking;

@@ -30,8 +30,7 @@ impl Watermark {
     /// must not be handled again by this lane.
     #[must_use]
     pub(crate) fn deliver(&mut self, offset: i64, event_millis: Option<i64>) -> bool {
-        let highest = self.in_progress.back().map_or(self.next_offset - 1, |last| last.offset);
-        if offset <= highest {
+        if offset < self.delivered_below() {
             return false;
         }
         self.in_progress.push_back(Entry { offset, event_millis, finished: false });
@@ -52,6 +51,11 @@ impl Watermark {
     /// The offset to read next after a restart.
     pub(crate) fn next_offset(&self) -> i64 {
         self.next_offset
+    }
+
+    /// One past the last delivered event.
+    pub(crate) fn delivered_below(&self) -> i64 {
+        self.in_progress.back().map_or(self.next_offset, |last| last.offset + 1)
     }
 
     /// Whether every delivered event is finished.

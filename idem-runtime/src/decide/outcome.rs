@@ -57,7 +57,7 @@ impl From<HandlerError> for Outcome {
         match class {
             Class::Infrastructure => Self::Infrastructure(failure),
             Class::Transient => Self::Transient { failure, panicked: false },
-            Class::Permanent => Self::Permanent { reason: Reason::Permanent, failure },
+            Class::Permanent => Self::Permanent { reason: failure.reason().unwrap_or(Reason::Permanent), failure },
         }
     }
 }
@@ -73,10 +73,13 @@ pub(crate) enum Reason {
     Exhausted,
     Panic,
     Unmatched,
+    KeyExpired,
+    BodyChanged,
+    Conflict,
 }
 
 impl Reason {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 11] = [
         Self::Unparsable,
         Self::Null,
         Self::BadId,
@@ -85,6 +88,9 @@ impl Reason {
         Self::Exhausted,
         Self::Panic,
         Self::Unmatched,
+        Self::KeyExpired,
+        Self::BodyChanged,
+        Self::Conflict,
     ];
 
     /// Reads what [`as_str`](Self::as_str) writes.
@@ -102,6 +108,9 @@ impl Reason {
             Self::Exhausted => "exhausted",
             Self::Panic => "panic",
             Self::Unmatched => "unmatched",
+            Self::KeyExpired => "key-expired",
+            Self::BodyChanged => "body-changed",
+            Self::Conflict => "conflict",
         }
     }
 }

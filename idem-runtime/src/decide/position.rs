@@ -120,6 +120,30 @@ pub(crate) fn start(facts: &Facts) -> Start {
     }
 }
 
+/// What a member that reads its position anew knew of the partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rewind {
+    /// What the database had confirmed.
+    pub confirmed: i64,
+    /// One past the last event that was begun.
+    pub read_below: i64,
+}
+
+/// Below which offset events were read before, and then the database went back over them: what they did
+/// may not be in it. `None`: nothing says that it lost anything.
+///
+/// A few events before a crash may lie above it, whose position was not committed yet. They were read
+/// moments before, which is no time for a provider to forget a key.
+pub(crate) fn reread_below(facts: &Facts, offset: i64, rewind: Option<Rewind>) -> Option<i64> {
+    let is_lost = |confirmed: i64| facts.recorded.is_none_or(|recorded| recorded < confirmed);
+    let committed = facts
+        .committed
+        .filter(|committed| committed.by == CommittedBy::Lineage(facts.lineage) && is_lost(committed.offset))
+        .map(|committed| committed.offset);
+    let read = rewind.filter(|rewind| is_lost(rewind.confirmed)).map(|rewind| rewind.read_below);
+    committed.max(read).filter(|below| *below > offset)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,6 +200,29 @@ mod tests {
             assert_eq!(start(&stopped), Start::AnotherDatabase { theirs: THEIRS });
             let Start::At(offset, _) = start(&Facts { lineage_accepted: true, ..stopped }) else { panic!("accepted") };
             assert_eq!(offset, recorded.unwrap_or(500));
+        }
+    }
+
+    #[test]
+    fn only_what_the_database_has_lost_is_a_range_that_is_reread() {
+        let ours = |offset| Some((offset, CommittedBy::Lineage(OURS)));
+        let rewind = |confirmed, read_below| Some(Rewind { confirmed, read_below });
+        let cases = [
+            (facts(ours(500), Some(400)), None, Some(500)),
+            (facts(ours(400), Some(400)), None, None),
+            (facts(ours(400), Some(500)), None, None),
+            (facts(ours(500), None), None, Some(500)),
+            (facts(Some((500, CommittedBy::Other)), Some(400)), None, None),
+            (facts(None, Some(400)), None, None),
+            // A restart of the server loses nothing that shows.
+            (facts(ours(400), Some(400)), rewind(400, 450), None),
+            (facts(ours(400), Some(300)), rewind(400, 450), Some(450)),
+            (facts(ours(390), Some(395)), rewind(400, 450), Some(450)),
+            (facts(None, None), rewind(400, 450), Some(450)),
+        ];
+        for (facts, rewind, expected) in cases {
+            let Start::At(offset, _) = start(&facts) else { panic!("{facts:?}") };
+            assert_eq!(reread_below(&facts, offset, rewind), expected, "{facts:?} {rewind:?}");
         }
     }
 

@@ -43,6 +43,25 @@ pub(crate) fn next_tier(tiers: &[Duration], attempt: u32) -> Option<Duration> {
     tiers.get(usize::try_from(attempt).unwrap_or(usize::MAX)).copied()
 }
 
+/// The tier for an event that must not come again before `at_least`: the first one that is long enough
+/// from its own on, else the last one.
+pub(crate) fn tier_not_before(tiers: &[Duration], attempt: u32, at_least: Option<Duration>) -> Option<Duration> {
+    let own = next_tier(tiers, attempt)?;
+    let Some(at_least) = at_least else { return Some(own) };
+    tiers.iter().copied().find(|tier| *tier >= own && *tier >= at_least).or(tiers.last().copied())
+}
+
+/// Reads `Retry-After` ([RFC 9110, section 10.2.3](https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3)):
+/// seconds, or a date.
+pub(crate) fn parse_retry_after(text: &str, now_millis: u64) -> Option<Duration> {
+    let text = text.trim();
+    if let Ok(seconds) = text.parse::<u32>() {
+        return Some(Duration::from_secs(seconds.into()));
+    }
+    let then = httpdate::parse_http_date(text).ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+    Some(then.saturating_sub(Duration::from_millis(now_millis)))
+}
+
 /// Longest wait for an event of a tier, whatever its header says: a member whose clock is ahead must
 /// not stop the tier for as long.
 pub(crate) fn longest_wait(delay: Duration) -> Duration {
@@ -98,6 +117,35 @@ mod tests {
         assert_eq!(next_tier(&tiers, 2), None);
         assert_eq!(next_tier(&tiers, u32::MAX), None);
         assert_eq!(next_tier(&[], 0), None);
+    }
+
+    #[test]
+    fn a_tier_is_long_enough_for_who_asks_for_time_if_there_is_one() {
+        let seconds = |seconds: &[u64]| seconds.iter().map(|&s| Duration::from_secs(s)).collect::<Vec<_>>();
+        let tiers = seconds(&[1, 10, 60]);
+        let cases = [(0, 0, Some(1)), (0, 1, Some(1)), (0, 2, Some(10)), (0, 60, Some(60)), (0, 600, Some(60))];
+        for (attempt, at_least, expected) in cases.into_iter().chain([(2, 1, Some(60)), (3, 1, None)]) {
+            let tier = tier_not_before(&tiers, attempt, Some(Duration::from_secs(at_least)));
+            assert_eq!(tier, expected.map(Duration::from_secs), "attempt {attempt}, at least {at_least} s");
+        }
+        assert_eq!(tier_not_before(&tiers, 1, None), Some(tiers[1]));
+    }
+
+    #[test]
+    fn retry_after_is_seconds_or_a_date() {
+        let now = 784_111_777_000; // Sun, 06 Nov 1994 08:49:37 GMT
+        let cases = [
+            ("120", Some(120)),
+            (" 0 ", Some(0)),
+            ("Sun, 06 Nov 1994 08:50:37 GMT", Some(60)),
+            ("Sun, 06 Nov 1994 08:00:00 GMT", Some(0)),
+            ("soon", None),
+            ("-1", None),
+            ("", None),
+        ];
+        for (text, seconds) in cases {
+            assert_eq!(parse_retry_after(text, now), seconds.map(Duration::from_secs), "{text:?}");
+        }
     }
 
     #[test]

@@ -43,10 +43,13 @@ pub(crate) fn after(
         Outcome::Unmatched => Step::Advance,
         Outcome::Infrastructure(_) => Step::WaitInPlace,
         Outcome::Transient { .. } if circuit == Verdict::Waits => Step::WaitInPlace,
-        Outcome::Transient { panicked, .. } => match retry::next_tier(tiers, attempt) {
-            Some(delay) => Step::Retry { delay },
-            None => Step::DeadLetter { reason: if *panicked { Reason::Panic } else { Reason::Exhausted } },
-        },
+        Outcome::Transient { panicked, failure } => {
+            match retry::tier_not_before(tiers, attempt, failure.retry_after()) {
+                Some(delay) => Step::Retry { delay },
+                None if *panicked => Step::DeadLetter { reason: Reason::Panic },
+                None => Step::DeadLetter { reason: failure.reason().unwrap_or(Reason::Exhausted) },
+            }
+        }
         Outcome::Permanent { reason, .. } => Step::DeadLetter { reason: *reason },
         Outcome::TransactionEnded => Step::StopRun,
     }
@@ -61,6 +64,26 @@ mod tests {
 
     fn transient(panicked: bool) -> Outcome {
         Outcome::Transient { failure: Failure::new("later"), panicked }
+    }
+
+    #[test]
+    fn a_money_call_says_when_to_come_again_and_why_it_ended() {
+        use crate::error::HandlerError;
+        use crate::money::MoneyError;
+
+        let outcome = |error: MoneyError| Outcome::from(HandlerError::from(error));
+        let after = |outcome, attempt| after(&outcome, attempt, &TIERS, false, Verdict::Counts);
+        let busy = |seconds| MoneyError::NotNow { status: 429, retry_after: Some(Duration::from_secs(seconds)) };
+        assert_eq!(after(outcome(busy(1)), 0), Step::Retry { delay: TIERS[0] });
+        assert_eq!(after(outcome(busy(2)), 0), Step::Retry { delay: TIERS[1] });
+        assert_eq!(after(outcome(busy(1)), 2), Step::DeadLetter { reason: Reason::Exhausted });
+        assert_eq!(after(outcome(MoneyError::Conflict), 0), Step::Retry { delay: TIERS[0] });
+        assert_eq!(after(outcome(MoneyError::Conflict), 2), Step::DeadLetter { reason: Reason::Conflict });
+        assert_eq!(after(outcome(MoneyError::BodyChanged), 0), Step::DeadLetter { reason: Reason::BodyChanged });
+        assert_eq!(after(outcome(MoneyError::KeyExpired), 0), Step::DeadLetter { reason: Reason::KeyExpired });
+        let refused = MoneyError::Refused { status: 422, body: Vec::new() };
+        assert_eq!(after(outcome(refused), 0), Step::DeadLetter { reason: Reason::Permanent });
+        assert_eq!(after(outcome(MoneyError::Unavailable { status: 401 }), 9), Step::WaitInPlace);
     }
 
     #[test]

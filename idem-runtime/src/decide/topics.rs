@@ -77,6 +77,13 @@ pub(crate) fn judge_tiers(group: &str, tiers: &[Duration], window: Duration) -> 
     })
 }
 
+/// How many events the groups would have in progress at once, if that is more than the pool of
+/// connections lets them.
+pub(crate) fn more_than_pool(in_progress: impl IntoIterator<Item = usize>, pool: usize) -> Option<usize> {
+    let wanted = in_progress.into_iter().sum();
+    (wanted > pool).then_some(wanted)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,5 +129,12 @@ mod tests {
         assert_eq!(judge_tiers("g", &[days(1), days(2)], days(7)), None);
         let finding = format!("{:?}", judge_tiers("g", &[days(3), days(4)], days(7)));
         assert!(finding.contains("7d in all") && finding.contains("IDEM_DEDUP_WINDOW is 7d"), "{finding}");
+    }
+
+    #[test]
+    fn more_events_than_connections_are_counted_over_all_groups() {
+        assert_eq!(more_than_pool([128, 16], 128), Some(144));
+        assert_eq!(more_than_pool([96, 32], 128), None);
+        assert_eq!(more_than_pool([], 1), None);
     }
 }

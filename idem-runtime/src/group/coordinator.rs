@@ -13,7 +13,7 @@ use super::brakes::Brakes;
 use super::progress::{compare, write};
 use super::takeover::{self, Taken};
 use super::{GroupContext, progress};
-use crate::decide::position::CommittedBy;
+use crate::decide::position::{CommittedBy, Rewind};
 use crate::decide::progress::Verdict;
 use crate::health::Obstacle;
 use crate::kafka::consumer::{Command, Consumer, Event, Partition, Source};
@@ -52,7 +52,7 @@ pub(super) struct Owned {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pending {
     /// It was read by this member before, and goes back; otherwise it is newly assigned.
-    pub rewind: bool,
+    pub rewind: Option<Rewind>,
     not_before: Instant,
 }
 
@@ -132,7 +132,7 @@ impl Coordinator {
                 // The partitions are added when their positions are read.
                 self.consumer.send(Command::Start(Vec::new()));
                 for partition in partitions {
-                    self.wait_for_position(partition, false, Duration::ZERO);
+                    self.wait_for_position(partition, None, Duration::ZERO);
                 }
             }
             Event::Revoked { partitions, lost } => self.revoked(partitions, lost).await,
@@ -142,15 +142,16 @@ impl Coordinator {
         }
     }
 
-    fn wait_for_position(&mut self, partition: Partition, rewind: bool, pause: Duration) {
+    fn wait_for_position(&mut self, partition: Partition, rewind: Option<Rewind>, pause: Duration) {
         self.pending.insert(partition, Pending { rewind, not_before: Instant::now() + pause });
     }
 
     /// Lets go of a partition's lane, and reads its position anew.
     async fn rewind(&mut self, partition: Partition, pause: Duration) {
         if let Some(mut owned) = self.owned.remove(&partition) {
+            let rewind = Rewind { confirmed: owned.written, read_below: owned.lane.delivered_below() };
             owned.lane.abort().await;
-            self.wait_for_position(partition, true, pause);
+            self.wait_for_position(partition, Some(rewind), pause);
         }
     }
 
@@ -238,7 +239,7 @@ impl Coordinator {
                     let (lane, sender) =
                         Lane::start(Arc::clone(&self.group), &partition, offset, Arc::clone(&server), parking);
                     let source = Source { partition: partition.clone(), offset, lane: sender };
-                    if pending.rewind {
+                    if pending.rewind.is_some() {
                         self.consumer.send(Command::Rewind(source));
                     } else {
                         assigned.push(source);

@@ -21,6 +21,7 @@ use crate::health::Health;
 use crate::kafka::names;
 use crate::kafka::producer::Producer;
 use crate::kafka::queue::Memory;
+use crate::money::Provider;
 use crate::pg::session::Pools;
 use crate::run::RunError;
 use crate::spec::Transaction;
@@ -46,6 +47,8 @@ pub(crate) struct GroupContext {
     /// One per connection of the handlers' pool.
     pub permits: Arc<Semaphore>,
     pub producer: Producer,
+    /// Where money calls go, if the group's handlers make some.
+    pub provider: Option<Arc<Provider>>,
     pub lineage: Uuid,
     /// By the name of the handler.
     pub circuits: HashMap<&'static str, Circuit>,

@@ -112,13 +112,13 @@ fn decide(group: &GroupContext, pending: &BTreeMap<Partition, Pending>, log: &Lo
             lineage_accepted: group.config.accept_database == Some(group.lineage),
             log_start,
             log_end,
-            start_at_end: !pending.rewind
+            start_at_end: pending.rewind.is_none()
                 && is_new(&partition.topic)
                 && group.config.auto_offset_reset == OffsetReset::Latest,
         };
         let (offset, why) = match position::start(&facts) {
             // This member read it before, so there was a row: only a database that went back lacks it.
-            Start::At(_, Why::FirstTime) if pending.rewind => (log_start, Why::DatabaseWentBack),
+            Start::At(_, Why::FirstTime) if pending.rewind.is_some() => (log_start, Why::DatabaseWentBack),
             Start::At(offset, why) => (offset, why),
             Start::AnotherDatabase { theirs } => {
                 another_database(theirs, &partition.topic);
@@ -126,14 +126,18 @@ fn decide(group: &GroupContext, pending: &BTreeMap<Partition, Pending>, log: &Lo
             }
         };
         tell(group, partition, offset, why, &facts);
-        own.push((partition.clone(), Position { epoch: row.map_or(1, |row| row.epoch), next_offset: offset }));
+        let epoch = row.map_or(1, |row| row.epoch);
+        let reread_below = position::reread_below(&facts, offset, pending.rewind);
+        own.push((partition.clone(), Position { epoch, next_offset: offset, reread_below }));
     }
     // The rest of a new topic, where "latest" has to be remembered for whoever starts it.
     let others = log
         .bounds
         .iter()
         .filter(|(partition, _)| is_new(&partition.topic) && !pending.contains_key(partition))
-        .map(|(partition, (_, log_end))| (partition.clone(), Position { epoch: 0, next_offset: *log_end }))
+        .map(|(partition, (_, log_end))| {
+            (partition.clone(), Position { epoch: 0, next_offset: *log_end, reread_below: None })
+        })
         .collect();
     Some(Decided { own, others })
 }

@@ -12,13 +12,15 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use super::producer::LogContext;
 use super::{client_config, names, on_thread};
 use crate::config::Config;
-use crate::decide::topics::{Finding, Purpose, Settings, judge, judge_tiers};
+use crate::decide::topics::{self, Finding, Purpose, Settings, judge, judge_tiers};
 
 /// What one group needs.
 pub(crate) struct Need {
     pub group: String,
     pub topics: Vec<&'static str>,
     pub tiers: Vec<Duration>,
+    /// Events in progress at once, per partition.
+    pub concurrency: usize,
 }
 
 /// Why the topics are not ready.
@@ -50,6 +52,7 @@ pub(crate) async fn ensure(config: &Config, needs: &[Need]) -> Result<HashSet<St
             tracing::warn!(group = need.group, topic, "the topic does not exist yet; it is read once it does");
         }
     }
+    tell_what_bounds(config, needs, &partitions);
     let own: Vec<Wanted> = needs.iter().flat_map(|need| wanted(config, need, &partitions)).collect();
     let (existing, missing): (Vec<Wanted>, Vec<Wanted>) =
         own.into_iter().partition(|topic| partitions.contains_key(&topic.name));
@@ -158,6 +161,23 @@ struct Wanted {
 impl std::fmt::Display for Wanted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} partitions, cleanup.policy=delete, retention.ms={}", self.partitions, self.retention_ms)
+    }
+}
+
+/// Says when the pool, and not `concurrency`, will bound the events in progress.
+fn tell_what_bounds(config: &Config, needs: &[Need], partitions: &BTreeMap<String, i32>) {
+    let of = |need: &Need| {
+        let partitions = need.topics.iter().filter_map(|topic| partitions.get(*topic));
+        need.concurrency * partitions.map(|count| usize::try_from(*count).unwrap_or(0)).sum::<usize>()
+    };
+    let pool = config.pool_size as usize;
+    if let Some(wanted) = topics::more_than_pool(needs.iter().map(of), pool) {
+        tracing::info!(
+            in_progress = wanted,
+            pool,
+            "with all partitions of its topics this process would have more events in progress than connections: \
+             IDEM_POOL_SIZE bounds them, not `concurrency`"
+        );
     }
 }
 

@@ -67,6 +67,20 @@ pub enum OpsError {
         /// The group.
         group: String,
     },
+    /// There is no such money call.
+    #[error("no money call has the key `{key}`: `idem money list` shows those that are open")]
+    NoCall {
+        /// The key.
+        key: String,
+    },
+    /// A money call can't be resolved.
+    #[error("the money call with the key `{key}` was not resolved: {why}")]
+    CallOpen {
+        /// The key.
+        key: String,
+        /// Why not, and what to do.
+        why: &'static str,
+    },
     /// A replay could not go on.
     #[error(
         "stopped after {replayed} replayed: topic `{topic}` did not take a record ({source}). Run it again when the \

@@ -21,6 +21,7 @@ mod dedup;
 pub mod dlq;
 mod error;
 pub mod groups;
+pub mod money;
 pub mod offsets;
 pub mod replay;
 pub mod settings;

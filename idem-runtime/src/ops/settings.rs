@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::config::{Config, OffsetReset, Unmatched};
+use crate::decide::money_key::Format;
 
 /// A setting in effect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -69,6 +70,7 @@ pub fn of(config: &Config) -> Vec<Setting> {
         ("IDEM_MEMORY", config.memory.to_string()),
     ]
     .into_iter()
+    .chain(money(config))
     .map(|(variable, value)| Setting { variable: variable.to_owned(), value })
     .collect();
     settings.extend(config.kafka.keys().map(|property| Setting {
@@ -76,6 +78,20 @@ pub fn of(config: &Config) -> Vec<Setting> {
         value: REDACTED.to_owned(),
     }));
     settings
+}
+
+fn money(config: &Config) -> [(&'static str, String); 4] {
+    let duration = |duration| humantime::format_duration(duration).to_string();
+    let format = match config.money_key_format {
+        Format::Bare => "bare",
+        Format::Quoted => "quoted",
+    };
+    [
+        ("IDEM_MONEY_BASE_URL", config.money_base_url.clone().unwrap_or_default()),
+        ("IDEM_MONEY_TIMEOUT", duration(config.money_timeout)),
+        ("IDEM_MONEY_KEY_TTL", duration(config.money_key_ttl)),
+        ("IDEM_MONEY_KEY_FORMAT", format.to_owned()),
+    ]
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ impl TransactionId {
         Self(id)
     }
 
+    /// For binding to a query.
     pub(super) fn get(self) -> i64 {
         self.0
     }

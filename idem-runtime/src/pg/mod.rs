@@ -4,6 +4,7 @@ pub(crate) mod brakes;
 pub(crate) mod dedup;
 pub(crate) mod dedup_many;
 pub(crate) mod migrate;
+pub(crate) mod money;
 pub(crate) mod parked;
 pub(crate) mod partitions;
 pub(crate) mod progress;

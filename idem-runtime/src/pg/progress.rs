@@ -26,7 +26,7 @@ pub(crate) struct Write {
 }
 
 /// Milliseconds that PostgreSQL can take as a time: 1970 to 9999. A producer may stamp anything.
-const TIMES: std::ops::RangeInclusive<i64> = 0..=253_402_300_799_000;
+pub(crate) const TIMES: std::ops::RangeInclusive<i64> = 0..=253_402_300_799_000;
 
 /// Writes positions, each only where the row holds this member's epoch and what it last wrote, on
 /// the server run that confirmed the events. Returns the partitions that were written.
@@ -105,6 +105,8 @@ pub(crate) struct Found {
 pub(crate) struct Position {
     pub epoch: i64,
     pub next_offset: i64,
+    /// Events below it were read before, and then the database went back.
+    pub reread_below: Option<i64>,
 }
 
 /// What a takeover decides.
@@ -178,17 +180,19 @@ pub(crate) async fn take_over(
     };
     let record: Vec<&(Partition, Position)> = own.iter().chain(&others).collect();
     sqlx::query(
-        "INSERT INTO consumer_progress (consumer_group, topic, partition, epoch, next_offset) \
-         SELECT $1, * FROM unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[]) \
+        "INSERT INTO consumer_progress AS row (consumer_group, topic, partition, epoch, next_offset, reread_below) \
+         SELECT $1, * FROM unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[]) \
          ON CONFLICT (consumer_group, topic, partition) DO UPDATE \
-            SET next_offset = excluded.next_offset, updated_at = now() \
-          WHERE consumer_progress.next_offset <> excluded.next_offset",
+            SET next_offset = excluded.next_offset, updated_at = now(), \
+                reread_below = greatest(row.reread_below, excluded.reread_below) \
+          WHERE row.next_offset <> excluded.next_offset OR excluded.reread_below IS NOT NULL",
     )
     .bind(group)
     .bind(record.iter().map(|(partition, _)| &*partition.topic).collect::<Vec<&str>>())
     .bind(record.iter().map(|(partition, _)| partition.number).collect::<Vec<i32>>())
     .bind(record.iter().map(|(_, position)| position.epoch).collect::<Vec<i64>>())
     .bind(record.iter().map(|(_, position)| position.next_offset).collect::<Vec<i64>>())
+    .bind(record.iter().map(|(_, position)| position.reread_below).collect::<Vec<Option<i64>>>())
     .execute(&mut *tx)
     .await?;
     // After the epochs were raised: what the former owners were about to park is here now.

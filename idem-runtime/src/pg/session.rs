@@ -1,4 +1,4 @@
-//! Connections: the two pools, their session settings, and a guard for one event's connection.
+//! Connections: the pools, their session settings, and a guard for one event's connection.
 
 use std::future::Future;
 use std::time::Duration;
@@ -18,19 +18,25 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for the answer to a statement of the library's own, which may wait for a lock. A
 /// server that vanished without a word would else be waited for until the operating system gives up.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
-/// Progress, maintenance and, later, money intents and the relay.
+/// Progress, maintenance and, later, the relay.
 const SERVICE_CONNECTIONS: u32 = 4;
+/// One connection writes intents and answers for so many handlers that wait for a provider, at most
+/// so many connections; they are opened by the first money call.
+const HANDLERS_PER_MONEY_CONNECTION: u32 = 8;
+const MONEY_CONNECTIONS: u32 = 16;
 
 /// Handlers use one pool; progress and maintenance a second, small one, so that handlers that hold
-/// every connection can't stop the group from recording where it is.
+/// every connection can't stop the group from recording where it is. Intents of money calls have one
+/// of their own: there may be thousands a second.
 #[derive(Clone)]
 pub(crate) struct Pools {
     pub handlers: PgPool,
     pub service: PgPool,
+    pub money: PgPool,
 }
 
 impl Pools {
-    /// Makes both pools; connects to nothing yet. `longest_handler` is the longest timeout of a handler.
+    /// Makes the pools; connects to nothing yet. `longest_handler` is the longest timeout of a handler.
     pub(crate) fn new(database: &PgConnectOptions, client_id: &str, size: u32, longest_handler: Duration) -> Self {
         // The library's own timeout must come first: it knows whose fault it is.
         let statement = longest_handler + Duration::from_secs(5);
@@ -68,7 +74,12 @@ impl Pools {
         // What a handler writes behind a ROLLBACK of its own would be outside of any transaction of the
         // library's, and stay. Only those say READ WRITE.
         let handlers = options.clone().options([("default_transaction_read_only", "on")]);
-        Self { handlers: pool(handlers, size), service: pool(options, SERVICE_CONNECTIONS) }
+        let money = size.div_ceil(HANDLERS_PER_MONEY_CONNECTION).clamp(2, MONEY_CONNECTIONS);
+        Self {
+            handlers: pool(handlers, size),
+            service: pool(options.clone(), SERVICE_CONNECTIONS),
+            money: pool(options, money),
+        }
     }
 }
 
@@ -106,6 +117,18 @@ impl Session {
         self.clean = !self.connection.is_in_transaction();
     }
 
+    /// The connection, for statements of the library's own.
+    pub(crate) fn connection(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+
+    /// Gives the connection back after a statement of the library's own, if it ended well.
+    pub(crate) fn end<T>(self, result: &Result<T, sqlx::Error>) {
+        if result.is_ok() || result.as_ref().is_err_and(sql_error::leaves_connection_usable) {
+            self.release();
+        }
+    }
+
     /// Whether the last COMMIT left a transaction open.
     pub(crate) fn is_in_transaction(&self) -> bool {
         self.connection.is_in_transaction()
@@ -131,9 +154,7 @@ where
 {
     let mut session = Session::acquire(&pools.service).await?;
     let result = bounded(work(&mut session.connection)).await;
-    if result.as_ref().is_ok() || result.as_ref().is_err_and(sql_error::leaves_connection_usable) {
-        session.release();
-    }
+    session.end(&result);
     result
 }
 

@@ -300,7 +300,7 @@ async fn call(
 
 fn params<'a>(group: &'a GroupContext, event: &'a Event) -> ParamSource<'a> {
     let delivered = Delivered { record: &event.record, origin: &event.origin };
-    ParamSource { states: &group.states, delivered }
+    ParamSource { states: &group.states, delivered, money: None }
 }
 
 /// What follows from a handler's error: the infrastructure's is everybody's, another is one event's.

@@ -1,5 +1,5 @@
-//! Real servers for tests and demonstrations: a PostgreSQL with a data directory of its own, and
-//! librdkafka's mock cluster in place of a broker.
+//! Real servers for tests and demonstrations: a PostgreSQL with a data directory of its own,
+//! librdkafka's mock cluster in place of a broker, and a payment provider that misbehaves on demand.
 //!
 //! Behind the cargo feature `testing`. Nothing has to be set up beforehand, root is not needed, and
 //! root works: the PostgreSQL server then runs as an unprivileged user. Servers listen on the
@@ -26,6 +26,7 @@ mod error;
 pub mod headers;
 mod ports;
 mod postgres;
+mod provider;
 mod supervise;
 mod user;
 
@@ -33,4 +34,5 @@ pub use broker::MockBroker;
 pub use error::TestingError;
 pub use ports::free_port;
 pub use postgres::Postgres;
+pub use provider::{Provider, ProviderCharge, ProviderFault, ProviderRequest};
 pub use supervise::{AfterOwner, Signal, Supervised};

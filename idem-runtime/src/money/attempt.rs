@@ -1,0 +1,166 @@
+//! The money calls of one attempt at an event.
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sqlx::PgConnection;
+use tokio::time::Instant;
+
+use super::error::RequestError;
+use super::{MoneyClient, MoneyError, Provider};
+use crate::error::{Class, Classified, Failure, HandlerError};
+use crate::event::EventId;
+use crate::handler::{Delivered, Delivery};
+use crate::pg::dedup::TransactionId;
+use crate::pg::money::{self as rows, Place, Places};
+use crate::spec::Money;
+
+/// What the calls of an attempt have in common.
+pub(crate) struct Event {
+    pub id: EventId,
+    pub group: Arc<str>,
+    pub spec: Money,
+    pub delivery: Delivery,
+    /// Where it was read from now: its origin, or one of the group's own topics.
+    pub read_from: (Arc<str>, i32, i64),
+    /// When the handler's time is up.
+    pub deadline: Instant,
+}
+
+impl Event {
+    pub(crate) fn new(id: EventId, group: &Arc<str>, spec: Money, delivered: Delivered<'_>, timeout: Duration) -> Self {
+        let record = delivered.record;
+        Self {
+            id,
+            group: Arc::clone(group),
+            spec,
+            delivery: delivered.delivery(),
+            read_from: (Arc::clone(&record.topic), record.partition, record.offset),
+            deadline: Instant::now() + timeout,
+        }
+    }
+
+    pub(super) fn places(&self) -> Places<'_> {
+        let Delivery { topic, partition, offset, timestamp_millis, .. } = &self.delivery;
+        let (read_topic, read_partition, read_offset) = &self.read_from;
+        // A record without a time may still have an id with one.
+        let of_id = || self.id.unix_millis().and_then(|millis| i64::try_from(millis).ok());
+        Places {
+            origin: Place { topic, partition: *partition, offset: *offset },
+            record: Place { topic: read_topic, partition: *read_partition, offset: *read_offset },
+            origin_millis: timestamp_millis.or_else(of_id),
+        }
+    }
+}
+
+/// One attempt at an event, as its handler's clients share it.
+pub(crate) struct Attempt {
+    pub(super) provider: Arc<Provider>,
+    pub(super) event: Event,
+    calls: Mutex<Calls>,
+}
+
+#[derive(Default)]
+struct Calls {
+    by_name: BTreeMap<String, Ended>,
+    /// The handler has returned.
+    over: bool,
+}
+
+/// How a call ended.
+enum Ended {
+    /// It runs, or was dropped.
+    NotYet,
+    /// What became of it is certain, or nothing left.
+    Certain,
+    /// It has to be asked for again.
+    Open(Class, String),
+}
+
+/// The attempt as long as its handler runs. Dropped, it is over: a task that the handler left behind
+/// makes no call any more.
+pub(crate) struct Running(Arc<Attempt>);
+
+impl Running {
+    pub(crate) fn new(provider: Arc<Provider>, event: Event) -> Self {
+        Self(Arc::new(Attempt { provider, event, calls: Mutex::default() }))
+    }
+
+    pub(crate) fn client(&self) -> MoneyClient {
+        MoneyClient::new(Arc::clone(&self.0))
+    }
+}
+
+impl Deref for Running {
+    type Target = Attempt;
+
+    fn deref(&self) -> &Attempt {
+        &self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.lock().over = true;
+    }
+}
+
+impl Attempt {
+    /// Takes a name for a call. `named`: as the handler says; else the attribute's.
+    pub(super) fn take_name(&self, named: Option<String>) -> Result<String, MoneyError> {
+        let name = named.unwrap_or_else(|| self.event.spec.operation.unwrap_or_default().to_owned());
+        let mut calls = self.lock();
+        if calls.over {
+            return Err(RequestError::Over.into());
+        }
+        if calls.by_name.contains_key(&name) {
+            return Err(MoneyError::SecondCall);
+        }
+        calls.by_name.insert(name.clone(), Ended::NotYet);
+        Ok(name)
+    }
+
+    pub(super) fn ended<T>(&self, name: String, result: &Result<T, MoneyError>) {
+        let ended = match result {
+            Err(error) if error.class() != Class::Permanent => Ended::Open(error.class(), error.to_string()),
+            _ => Ended::Certain,
+        };
+        self.lock().by_name.insert(name, ended);
+    }
+
+    /// The failure of a handler that returned `Ok` although a call of its has to be asked for again.
+    /// No call is made after this.
+    pub(crate) fn swallowed(&self) -> Option<HandlerError> {
+        let mut calls = self.lock();
+        calls.over = true;
+        calls
+            .by_name
+            .values()
+            .find_map(|ended| match ended {
+                Ended::Certain => None,
+                Ended::NotYet => Some((Class::Transient, "it was not waited for".to_owned())),
+                Ended::Open(class, text) => Some((*class, text.clone())),
+            })
+            .map(|(class, text)| HandlerError::of_class(class, Failure::with_safe_text(Swallowed(text))))
+    }
+
+    /// Notes in the event's transaction that its effects belong to the calls of this attempt.
+    pub(crate) async fn record(&self, tx: &mut PgConnection, transaction: TransactionId) -> Result<(), sqlx::Error> {
+        let names: Vec<String> = self.lock().by_name.keys().cloned().collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        rows::record(tx, transaction, self.event.id.uuid(), &self.event.group, &names).await
+    }
+
+    /// A panic inside leaves the map as it was: it changes in one step per call.
+    fn lock(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the handler returned Ok, and a money call has to be asked for again: {0}")]
+struct Swallowed(String);

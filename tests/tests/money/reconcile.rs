@@ -1,0 +1,158 @@
+//! What a person decides: unrecorded and unknown calls, forgotten keys, restores.
+
+use idem_runtime::prelude::*;
+use idem_runtime::testing::ProviderFault::DropAfter;
+use tests::{Kafka, Postgres, TestEnv, eventually};
+
+use crate::bill::{Desk, LIMIT, Plan};
+use crate::money_handlers;
+
+money_handlers! {
+    unrecorded: "unrecorded" on "unrecorded.bills", retry = ["100ms"];
+    forgotten: "forgotten" on "forgotten.bills", retry = [];
+    failed: "failed" on "failed.bills", retry = [];
+    restored: "restored" on "restored.bills", retry = [], concurrency = 2;
+    aged: "aged" on "aged.bills";
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_charge_without_its_effects_is_listed_and_recorded_after_the_replay() {
+    let desk = Desk::open("unrecorded").await;
+    let id = desk.bill(Plan::Violate).await;
+    let run = desk.run();
+    assert_eq!(desk.until_letters(1).await, "permanent");
+    let listed = desk.idem(&["money", "list", "--state", "unrecorded", "--json"]).await.json();
+    assert_eq!(listed["calls"][0]["key"], id.to_string());
+    assert_eq!(listed["calls"].as_array().unwrap().len(), 1, "{listed}");
+
+    sqlx::query("DELETE FROM taken").execute(&desk.env.pool).await.unwrap();
+    desk.replay().await;
+    desk.until_effects(1).await;
+    run.stop().await.unwrap();
+    assert_eq!((desk.charges(), desk.keys().len()), (1, 1));
+    let listed = desk.idem(&["money", "list", "--json"]).await.json();
+    assert_eq!(listed["calls"].as_array().unwrap().len(), 0, "{listed}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_after_the_provider_forgot_the_key_waits_for_a_person() {
+    let desk = Desk::open("forgotten").await;
+    desk.next(&[DropAfter]);
+    let id = desk.bill(Plan::Charge).await;
+    let run = desk.run();
+    assert_eq!(desk.until_letters(1).await, "exhausted");
+    let key = id.to_string();
+    let resolve = ["money", "resolve", "--key", &key, "--as", "applied", "--note", "seen at the provider"];
+    let said = desk.idem(&resolve).await;
+    assert!(said.status == Some(1) && said.stderr.contains("less than a minute ago"), "{}", said.stderr);
+
+    desk.provider.forget_keys();
+    desk.age("25 hours").await;
+    desk.replay().await;
+    assert_eq!(desk.until_letters(2).await, "key-expired");
+    assert_eq!((desk.charges(), desk.keys().len()), (1, 1));
+
+    let said = desk.idem(&[&resolve[..], &["--json"]].concat()).await.json();
+    assert_eq!((&said["state"], &said["note"]), (&"applied".into(), &"seen at the provider".into()));
+    desk.replay().await;
+    desk.until_effects(1).await;
+    run.stop().await.unwrap();
+    assert_eq!((desk.charges(), desk.keys().len()), (1, 1));
+    let said = desk.idem(&resolve).await;
+    assert!(said.stderr.contains("effects are committed"), "{}", said.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_was_resolved_as_failed_leaves_with_another_key() {
+    let desk = Desk::open("failed").await;
+    desk.next(&[DropAfter]);
+    let id = desk.bill(Plan::Charge).await;
+    let run = desk.run();
+    desk.until_letters(1).await;
+    desk.age("2 minutes").await;
+    let key = id.to_string();
+    let resolve = ["money", "resolve", "--key", &key, "--as", "failed", "--note", "undone at the provider"];
+    assert_eq!(desk.idem(&resolve).await.status, Some(0));
+    desk.replay().await;
+    desk.until_effects(1).await;
+    run.stop().await.unwrap();
+    let keys = desk.keys();
+    assert_eq!(keys.len(), 2);
+    assert!(keys[0] == key && keys[1] != key, "{keys:?}");
+    let rows = desk.rows().await;
+    assert_eq!((rows[0].generation, &*rows[0].state), (0, "failed"));
+    assert_eq!((rows[1].generation, &*rows[1].state, &rows[1].key, rows[1].recorded), (1, "applied", &keys[1], true));
+    let said = desk.idem(&resolve).await;
+    assert!(said.stderr.contains("another key followed"), "{}", said.stderr);
+    let said = desk.idem(&["money", "resolve", "--key", "none", "--as", "failed", "--note", "n"]).await;
+    assert!(said.status == Some(1) && said.stderr.contains("no money call has the key"), "{}", said.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_lost_a_charge_does_not_let_it_leave_again_when_its_key_may_be_forgotten() {
+    let mut postgres = Postgres::start().await.unwrap();
+    let url = postgres.create_database("app").await.unwrap();
+    let desk = Desk::on("restored", TestEnv::on(&url, Kafka::shared().await)).await;
+    let run = desk.run();
+    desk.bill(Plan::Charge).await;
+    desk.until_offset(1).await;
+    run.stop().await.unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    postgres.stop_fast().await.unwrap();
+    postgres.copy_data_dir_to(&copy.path().join("data")).await.unwrap();
+    postgres.start_again().await.unwrap();
+
+    let now: i64 = sqlx::query_scalar("SELECT (extract(epoch FROM now()) * 1000)::bigint")
+        .fetch_one(&desk.env.pool)
+        .await
+        .unwrap();
+    let old = EventId::now().uuid();
+    desk.publish(old, Plan::Charge, Some(now - 25 * 3_600_000)).await;
+    let fresh = desk.bill(Plan::Charge).await;
+    let run = desk.run();
+    desk.until_offset(3).await;
+    run.stop().await.unwrap();
+    assert_eq!(desk.charges(), 3);
+
+    postgres.stop_immediate().await.unwrap();
+    postgres.restore_from(&copy.path().join("data")).await.unwrap();
+    postgres.start_again().await.unwrap();
+    // As old, and never read before: it is no victim of the restore.
+    let late = EventId::now().uuid();
+    desk.publish(late, Plan::Charge, Some(now - 25 * 3_600_000)).await;
+    let run = desk.run();
+    assert_eq!(desk.until_letters(1).await, "key-expired");
+    desk.until_effects(3).await;
+    run.stop().await.unwrap();
+    let asked = |id: uuid::Uuid| desk.keys().iter().filter(|key| **key == id.to_string()).count();
+    assert_eq!((asked(old), asked(fresh), asked(late)), (1, 2, 1));
+    assert_eq!(desk.charges(), 4, "the first one, the old one, the fresh one, the late one");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_age_out_with_the_window_but_never_while_they_are_open() {
+    let desk = Desk::open("aged").await;
+    let run = desk.run();
+    desk.bill(Plan::Charge).await;
+    desk.until_effects(1).await;
+    run.stop().await.unwrap();
+    let insert = "INSERT INTO money_call (event_id, consumer_group, operation, generation, key, body_hash, state, \
+                                          attempt, attempted_at, recorded_at, resolved_at) \
+                  SELECT event_id, 'aged', state || recorded, 0, 'k', '', state, 1, now() - interval '8 days', \
+                         CASE WHEN recorded THEN now() END, NULL \
+                    FROM unnest(ARRAY['01900000-0000-7000-8000-000000000001', \
+                                      'ff000000-0000-8000-8000-000000000001']::uuid[]) AS event_id, \
+                         unnest(ARRAY['applied', 'unknown', 'waiting', 'refused']) AS state, \
+                         unnest(ARRAY[true, false]) AS recorded";
+    assert_eq!(sqlx::query(insert).execute(&desk.env.pool).await.unwrap().rows_affected(), 16);
+    let run = desk.run();
+    eventually(LIMIT, "what is settled to go", async || desk.rows().await.len() == 7).await;
+    run.stop().await.unwrap();
+    let mut left: Vec<_> = desk.rows().await.into_iter().map(|row| (row.state, row.recorded)).collect();
+    left.sort();
+    let unknown = |recorded| ("unknown".to_owned(), recorded);
+    let applied = |recorded| ("applied".to_owned(), recorded);
+    let expected =
+        [applied(false), applied(false), applied(true), unknown(false), unknown(false), unknown(true), unknown(true)];
+    assert_eq!(left, expected, "the charge of today, and what is open");
+}
