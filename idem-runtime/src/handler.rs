@@ -127,6 +127,8 @@ pub struct Delivery {
     pub attempt: u32,
     /// The W3C `traceparent` that came with the record, when there was exactly one well-formed one.
     pub traceparent: Option<Arc<str>>,
+    /// Somebody replayed it knowing that the group may have forgotten it.
+    pub(crate) may_be_expired: bool,
 }
 
 impl Delivery {

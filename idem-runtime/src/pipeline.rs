@@ -292,7 +292,13 @@ async fn transaction(
                 rolled_back(tx).await,
             );
         }
-        Ok(Inserted { transaction: Some(id), .. }) => id,
+        Ok(Inserted { transaction: Some(id), horizon, .. }) => {
+            let forgotten = window::may_be_forgotten(event.id.unix_millis(), delivery.timestamp_millis, horizon);
+            match forgotten.then(|| window::expired(handler.spec.expired, delivery.may_be_expired)).flatten() {
+                None => id,
+                Some(expired) => return (expired, rolled_back(tx).await),
+            }
+        }
         Ok(Inserted { transaction: None, .. }) => return (Outcome::Duplicate, rolled_back(tx).await),
         Err(error) => {
             if dedup::is_missing_partition(&error) {
@@ -381,6 +387,7 @@ fn delivery(record: &Record, origin: &Origin) -> Delivery {
         headers: headers.into(),
         timestamp_millis: origin.timestamp_millis,
         attempt: origin.attempt,
+        may_be_expired: origin.replay.is_some_and(|replay| replay.may_be_expired),
     }
 }
 
@@ -409,6 +416,7 @@ fn foreign_record() -> Outcome {
 fn report(group: &GroupContext, record: &Record, handler: &str, outcome: &Outcome, step: &Step, moved: bool) {
     let settled = match (step, outcome) {
         (Step::Advance, Outcome::Duplicate) => "duplicate",
+        (Step::Advance, Outcome::Expired) => "expired",
         (Step::Advance, Outcome::Unmatched) => "unmatched",
         (Step::Advance, _) => "done",
         (Step::Retry { .. }, _) => "retry",

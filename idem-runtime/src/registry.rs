@@ -238,8 +238,8 @@ mod tests {
         );
         assert!(with(|spec| spec.transaction = Transaction::Shared)[0].contains("`transaction = \"shared\"`"));
         assert_eq!(with(|spec| spec.order = Order::Key), [""; 0]);
-        assert!(with(|spec| spec.expired = Expired::Skip)[0].contains("`expired`"));
-        assert!(with(|spec| spec.expired = Expired::Process)[0].contains("`expired`"));
+        assert_eq!(with(|spec| spec.expired = Expired::Skip), [""; 0]);
+        assert_eq!(with(|spec| spec.expired = Expired::Process), [""; 0]);
     }
 
     #[test]

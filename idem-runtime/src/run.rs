@@ -21,8 +21,9 @@ use crate::handler::{Handler, States};
 use crate::health::{Health, Obstacle};
 use crate::kafka::admin::{self, Need, TopicError};
 use crate::kafka::producer::Producer;
+use crate::pg::maintenance::{self, FirstPositions};
+use crate::pg::migrate;
 use crate::pg::session::Pools;
-use crate::pg::{migrate, partitions};
 use crate::registry;
 use crate::spec::Order;
 use crate::stop::{self, Stop};
@@ -196,6 +197,7 @@ impl Running {
         let producer = Producer::new(&self.config).map_err(RunError::Producer)?;
         let permits = Arc::new(Semaphore::new(self.config.pool_size as usize));
         let missing_partition = Arc::new(Notify::new());
+        let first_positions = FirstPositions::new();
         let (failures, mut failed) = mpsc::unbounded_channel();
         let groups: Vec<Arc<GroupContext>> = by_group
             .into_iter()
@@ -226,6 +228,7 @@ impl Running {
                     circuits,
                     health: self.health.clone(),
                     missing_partition: Arc::clone(&missing_partition),
+                    first_positions: first_positions.clone(),
                     doubt: Notify::new(),
                     failures: failures.clone(),
                     longest_handler,
@@ -236,11 +239,11 @@ impl Running {
 
         self.health.clear(&Obstacle::Start);
 
-        let maintenance = tokio::spawn(partitions::keep_attached(
-            pools.service.clone(),
-            partitions::days_ahead(self.config.clock_skew),
-            missing_partition,
-        ));
+        let ahead = maintenance::days_ahead(self.config.clock_skew);
+        let mut maintenance = JoinSet::new();
+        maintenance.spawn(maintenance::keep_attached(pools.clone(), ahead, missing_partition));
+        let rules = maintenance::rules(&self.config);
+        maintenance.spawn(maintenance::keep_small(pools.clone(), rules, first_positions, groups.len()));
         let (stopper, stop) = stop::channel();
         let mut coordinators = JoinSet::new();
         for group in groups {
@@ -266,7 +269,7 @@ impl Running {
         }
         stopper.stop();
         while coordinators.join_next().await.is_some() {}
-        maintenance.abort();
+        maintenance.abort_all();
         producer.flush(Duration::from_secs(1)).await;
         failure.map_or(Ok(()), Err)
     }
@@ -283,8 +286,8 @@ impl Running {
                         "the database has no idem tables: set IDEM_MIGRATE=true, or apply the migrations".to_owned(),
                     ]))));
                 }
-                let ahead = partitions::days_ahead(self.config.clock_skew);
-                if let Err(error) = partitions::attach_ahead(&pools.service, ahead).await {
+                let ahead = maintenance::days_ahead(self.config.clock_skew);
+                if let Err(error) = maintenance::attach_ahead(pools, ahead).await {
                     tracing::warn!(%error, "could not attach day partitions to the dedup table; trying again later");
                 }
                 migrate::lineage(&pools.service).await.map(Ok)

@@ -94,7 +94,6 @@ impl HandlerSpec {
             ("money", self.money.is_some()),
             ("transaction = \"shared\"", shared),
             ("batch", self.batch.is_some()),
-            ("expired", self.expired != Expired::Dlq),
             ("stale", self.stale),
         ];
         asked.into_iter().filter(|(_, asked)| *asked).map(|(pair, _)| pair).collect()

@@ -55,6 +55,12 @@ pub enum OpsError {
         /// The offset.
         offset: i64,
     },
+    /// The dedup table has no such day.
+    #[error("the dedup table has no day `{name}`: `idem partitions` lists what it has")]
+    NoPartition {
+        /// The partition.
+        name: String,
+    },
     /// Nobody knows the group.
     #[error("neither Kafka nor the database knows a position of group `{group}`: `idem group list` shows the groups")]
     NoGroup {

@@ -20,8 +20,10 @@
 mod dedup;
 pub mod dlq;
 mod error;
+pub mod forget;
 pub mod groups;
 pub mod offsets;
+pub mod partitions;
 pub mod replay;
 pub mod settings;
 pub mod status;

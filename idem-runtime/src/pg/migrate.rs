@@ -13,6 +13,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "create core", include_str!("../../migrations/0001_create_core.sql")),
     (2, "create lane brake", include_str!("../../migrations/0002_create_lane_brake.sql")),
     (3, "create parked event", include_str!("../../migrations/0003_create_parked_event.sql")),
+    (5, "create group horizon", include_str!("../../migrations/0005_create_group_horizon.sql")),
 ];
 
 /// Brings the schema up to date. Several processes may do this at once: an advisory lock orders them.
@@ -53,7 +54,7 @@ pub(crate) async fn applied(connection: &mut PgConnection) -> Result<Vec<(i64, S
 pub(crate) async fn schema_is_present(pool: &PgPool) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar(
         "SELECT bool_and(to_regclass(name) IS NOT NULL) \
-         FROM unnest(ARRAY['idem_lineage', 'processed_event', 'consumer_progress', 'lane_brake', 'parked_event']) AS name",
+         FROM unnest(ARRAY['idem_lineage', 'processed_event', 'consumer_progress', 'lane_brake', 'parked_event', 'group_horizon']) AS name",
     )
     .fetch_one(pool)
     .await

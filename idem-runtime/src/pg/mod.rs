@@ -2,8 +2,8 @@
 
 pub(crate) mod brakes;
 pub(crate) mod dedup;
+pub(crate) mod maintenance;
 pub(crate) mod migrate;
 pub(crate) mod parked;
-pub(crate) mod partitions;
 pub(crate) mod progress;
 pub(crate) mod session;
