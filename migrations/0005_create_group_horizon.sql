@@ -36,6 +36,20 @@ BEGIN
 END
 $$;
 
+-- A table that was there before the library: rows that are older than its oldest may have been deleted.
+-- The program turns the time at which that one was processed into the horizon, and finds it by the
+-- time it was raised at. Reading the table may take longer than statements usually may.
+SET LOCAL statement_timeout = 0;
+DO $$
+BEGIN
+    IF (SELECT relkind FROM pg_class WHERE oid = 'processed_event'::regclass) = 'r' THEN
+        INSERT INTO group_horizon (consumer_group, ids_before, raised_at)
+        SELECT consumer_group, min(processed_at), '-infinity' FROM processed_event
+         WHERE consumer_group IS NOT NULL GROUP BY consumer_group;
+    END IF;
+END
+$$;
+
 -- A position that was set anew says nothing of how far the events behind it have been read; the dedup
 -- table keeps rows until it is known. `event_time` of a retry topic is a time that no event in it is
 -- older than; elsewhere that of the last event that was done.

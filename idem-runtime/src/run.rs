@@ -1,6 +1,6 @@
 //! `run()`: from the linked handlers to a clean exit.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -21,6 +21,7 @@ use crate::handler::{Handler, States};
 use crate::health::{Health, Obstacle};
 use crate::kafka::admin::{self, Need, TopicError};
 use crate::kafka::producer::Producer;
+use crate::pg::adopt::{self, AdoptError};
 use crate::pg::maintenance::{self, FirstPositions};
 use crate::pg::migrate;
 use crate::pg::session::Pools;
@@ -188,7 +189,8 @@ impl Running {
         self.health.set(Obstacle::Start, "the run is starting".to_owned());
         let longest = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
         let pools = Pools::new(&self.config.database, &self.config.client_id, self.config.pool_size, longest);
-        let Some(lineage) = self.database(&pools).await? else { return Ok(()) };
+        let names = handlers.iter().map(|handler| handler.spec.group.to_owned()).collect();
+        let Some(lineage) = self.database(&pools, &names).await? else { return Ok(()) };
 
         let mut by_group: BTreeMap<&'static str, Vec<Handler>> = BTreeMap::new();
         for handler in handlers {
@@ -276,9 +278,14 @@ impl Running {
 
     /// Waits for the database, brings its schema up to date, and reads its lineage. `None`: asked
     /// to stop.
-    async fn database(&self, pools: &Pools) -> Result<Option<Uuid>, RunError> {
+    async fn database(&self, pools: &Pools, groups: &BTreeSet<String>) -> Result<Option<Uuid>, RunError> {
         loop {
             let ready = async {
+                match adopt::check(pools, groups).await {
+                    Ok(_) => {}
+                    Err(AdoptError::Unusable(problems)) => return Ok(Err(RunError::Setup(Problems(problems)))),
+                    Err(AdoptError::Database(error)) => return Err(error),
+                }
                 if self.config.migrate {
                     migrate::migrate(&pools.service).await?;
                 } else if !migrate::schema_is_present(&pools.service).await? {
@@ -286,6 +293,7 @@ impl Running {
                         "the database has no idem tables: set IDEM_MIGRATE=true, or apply the migrations".to_owned(),
                     ]))));
                 }
+                adopt::settle_horizons(pools, self.config.clock_skew).await?;
                 let ahead = maintenance::days_ahead(self.config.clock_skew);
                 if let Err(error) = maintenance::attach_ahead(pools, ahead).await {
                     tracing::warn!(%error, "could not attach day partitions to the dedup table; trying again later");

@@ -2,6 +2,7 @@
 //!
 //! What a decision needs is an argument, what follows from it is a `#[must_use]` value.
 
+pub(crate) mod adoption;
 pub(crate) mod brake;
 pub(crate) mod caught_up;
 pub(crate) mod circuit;

@@ -11,8 +11,9 @@ use tokio::time::Instant;
 use super::GroupContext;
 use super::coordinator::Owned;
 use crate::decide::caught_up::{self, Look};
-use crate::kafka::consumer::{Consumer, Partition};
+use crate::kafka::consumer::Partition;
 use crate::kafka::names;
+use crate::kafka::observer::Observer;
 use crate::pg::progress::{self, CaughtUp};
 use crate::pg::session::on_service;
 
@@ -36,12 +37,7 @@ impl Watch {
     }
 
     /// Looks, if it is time.
-    pub(super) async fn look(
-        &mut self,
-        group: &Arc<GroupContext>,
-        consumer: &Consumer,
-        owned: &HashMap<Partition, Owned>,
-    ) {
+    pub(super) async fn look(&mut self, group: &Arc<GroupContext>, owned: &HashMap<Partition, Owned>) {
         if self.running.as_ref().is_some_and(JoinHandle::is_finished)
             && let Some(running) = self.running.take()
         {
@@ -63,24 +59,24 @@ impl Watch {
             looks.insert(partition.clone(), (look, Owner { epoch: owned.epoch, server: Arc::clone(&owned.server) }));
         }
         let (group, last) = (Arc::clone(group), std::mem::take(&mut self.last));
-        let bounds = consumer.log_bounds(partitions);
         self.running = Some(tokio::spawn(async move {
             let name = Arc::clone(&group.name);
             // First, so that what moves on meanwhile counts as unread.
             let read = on_service(&group.pools, move |connection| {
                 Box::pin(async move { progress::times(connection, &name).await })
             });
-            let (times, bounds) = match read.await {
-                Ok(times) => (times, bounds.await),
+            let times = match read.await {
+                Ok(times) => times,
                 Err(error) => {
                     tracing::debug!(group = &*group.name, %error, "can't read how far the group is");
                     return Seen::default();
                 }
             };
-            let Ok(bounds) = bounds else { return Seen::default() };
+            let ends = Observer::new(&group.config, &group.name).ends(partitions).await;
+            let Ok(ends) = ends else { return Seen::default() };
             let mut seen = Seen::default();
             let mut notes = Vec::new();
-            for (partition, (_, end)) in bounds {
+            for (partition, end) in ends {
                 let Some((look, Owner { epoch, server })) = looks.remove(&partition) else { continue };
                 let look = Look { end, ..look };
                 let floor = match names::retry_delay(&group.name, &partition.topic) {

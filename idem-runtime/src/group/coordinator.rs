@@ -276,7 +276,7 @@ impl Coordinator {
     async fn record_progress(&mut self) {
         self.look_after_lanes().await;
         self.brakes.look_after(&self.group, &self.owned).await;
-        self.ends.look(&self.group, &self.consumer, &self.owned).await;
+        self.ends.look(&self.group, &self.owned).await;
         self.idle_ticks += 1;
         // A write whose answer was lost is cleared up before the next one.
         let unsure = self.owned.values().any(|owned| owned.attempted.is_some());

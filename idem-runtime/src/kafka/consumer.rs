@@ -133,10 +133,7 @@ impl Consumer {
 
     /// First offset and one past the last offset of each partition's log. A partition without a leader
     /// is left out, and so is what could not be asked within the time of a request.
-    pub(crate) fn log_bounds(
-        &self,
-        partitions: Vec<Partition>,
-    ) -> impl Future<Output = KafkaResult<HashMap<Partition, (i64, i64)>>> + Send + use<> {
+    pub(crate) async fn log_bounds(&self, partitions: Vec<Partition>) -> KafkaResult<HashMap<Partition, (i64, i64)>> {
         self.blocking(move |client| {
             let start = Instant::now();
             let topics: HashSet<&Arc<str>> = partitions.iter().map(|partition| &partition.topic).collect();
@@ -158,6 +155,7 @@ impl Consumer {
             }
             Ok(bounds)
         })
+        .await
     }
 
     /// All partitions of a topic.
@@ -198,17 +196,14 @@ impl Consumer {
         }
     }
 
-    fn blocking<T, R>(&self, request: R) -> impl Future<Output = KafkaResult<T>> + Send + use<T, R>
-    where
-        T: Send + 'static,
-        R: FnOnce(&BaseConsumer<Context>) -> KafkaResult<T> + Send + 'static,
-    {
+    async fn blocking<T: Send + 'static>(
+        &self,
+        request: impl FnOnce(&BaseConsumer<Context>) -> KafkaResult<T> + Send + 'static,
+    ) -> KafkaResult<T> {
         let client = Arc::clone(&self.client);
-        async move {
-            match tokio::time::timeout(REQUEST * 2, on_thread(move || request(&client))).await {
-                Ok(Some(answer)) => answer,
-                Ok(None) | Err(_) => Err(KafkaError::Global(RDKafkaErrorCode::RequestTimedOut)),
-            }
+        match tokio::time::timeout(REQUEST * 2, on_thread(move || request(&client))).await {
+            Ok(Some(answer)) => answer,
+            Ok(None) | Err(_) => Err(KafkaError::Global(RDKafkaErrorCode::RequestTimedOut)),
         }
     }
 }

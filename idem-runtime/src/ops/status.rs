@@ -1,11 +1,14 @@
 //! The state of the whole: schema, dedup table, groups. And [`migrate`], which brings the schema up
 //! to date.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 use uuid::Uuid;
 
 use super::groups::{self, Group};
 use super::{Ops, OpsError, Timestamp, offsets};
+use crate::pg::adopt::{self, AdoptError};
 use crate::pg::{maintenance, migrate as migrations};
 
 /// The state of the whole.
@@ -121,10 +124,51 @@ pub async fn status(ops: &Ops) -> Result<Status, OpsError> {
 pub async fn migrate(ops: &Ops) -> Result<Schema, OpsError> {
     let pool = &ops.pools.service;
     let failed = |error| OpsError::database("apply the migrations", error);
+    adopt::check(&ops.pools, &BTreeSet::new()).await.map_err(refused)?;
     migrations::migrate(pool).await.map_err(failed)?;
+    adopt::settle_horizons(&ops.pools, ops.config.clock_skew).await.map_err(failed)?;
     let ahead = maintenance::days_ahead(ops.config.clock_skew);
     maintenance::attach_ahead(&ops.pools, ahead).await.map_err(failed)?;
     schema(ops).await
+}
+
+/// Makes an existing `processed_event` that is in one piece the partitioned one, while everything runs, and
+/// brings the schema up to date. It can be repeated, and does nothing when it is done.
+///
+/// # Errors
+/// When the table can't be used or partitioned, and what to do; when the database is away, or refuses.
+///
+/// # Cancel safety
+/// Dropped in the middle, everything still works, but events with natural keys may wait until it is called
+/// again.
+pub async fn partition(ops: &Ops) -> Result<Schema, OpsError> {
+    migrate(ops).await?;
+    adopt::partition(&ops.pools, maintenance::days_ahead(ops.config.clock_skew)).await.map_err(refused)?;
+    schema(ops).await
+}
+
+/// Makes `processed_event` anew where its unique key holds `processed_at` or it is partitioned by
+/// something else than the id, copies the ids, and brings the schema up to date. The old table stays as
+/// `processed_event_before`. Who writes to it waits meanwhile.
+///
+/// # Errors
+/// When there is nothing to rebuild, or no way to; when the database is away, or refuses.
+///
+/// # Cancel safety
+/// Dropped in the middle, nothing was changed but the library's own tables.
+pub async fn rebuild(ops: &Ops) -> Result<Schema, OpsError> {
+    let failed = |error| OpsError::database("apply the migrations", error);
+    migrations::migrate(&ops.pools.service).await.map_err(failed)?;
+    let days = i32::try_from(ops.config.dedup_window.as_secs() / 86_400).unwrap_or(365).clamp(7, 365);
+    adopt::rebuild(&ops.pools, days).await.map_err(refused)?;
+    migrate(ops).await
+}
+
+fn refused(error: AdoptError) -> OpsError {
+    match error {
+        AdoptError::Unusable(problems) => OpsError::Unusable { problems },
+        AdoptError::Database(error) => OpsError::database("change the dedup table", error),
+    }
 }
 
 async fn schema(ops: &Ops) -> Result<Schema, OpsError> {

@@ -1,5 +1,6 @@
 //! Everything that talks to PostgreSQL.
 
+pub(crate) mod adopt;
 pub(crate) mod brakes;
 pub(crate) mod dedup;
 pub(crate) mod maintenance;

@@ -1,11 +1,10 @@
 //! The index that an adopted table needs for deleting by age.
 
-use super::table::Table;
 use crate::pg::session::{Pools, on_own_connection};
 
 /// Makes the index on `processed_at` of an adopted table, if it has none that is valid. Everything goes on
 /// meanwhile.
-pub(crate) async fn make_sure(pools: &Pools, _table: &Table) -> Result<(), sqlx::Error> {
+pub(in crate::pg) async fn make_sure(pools: &Pools) -> Result<(), sqlx::Error> {
     on_own_connection(pools, |connection| {
         Box::pin(async move {
             let has: bool = sqlx::query_scalar(

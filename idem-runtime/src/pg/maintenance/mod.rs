@@ -6,7 +6,7 @@
 mod attach;
 mod empty;
 mod floors;
-mod index;
+pub(super) mod index;
 mod merge;
 mod prune;
 mod table;
@@ -36,7 +36,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 const BOUND: Duration = Duration::from_secs(600);
 
 /// Takes the one runner's place until the transaction ends. `false`: another process has it.
-async fn is_the_runner(tx: &mut PgConnection) -> Result<bool, sqlx::Error> {
+pub(super) async fn is_the_runner(tx: &mut PgConnection) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar("SELECT pg_try_advisory_xact_lock($1)").bind(LOCK).fetch_one(tx).await
 }
 
@@ -148,7 +148,7 @@ pub(crate) async fn sweep(pools: &Pools, rules: &Rules) -> Result<Swept, sqlx::E
     let limits = retention::limits(rules, &floors);
     for part in table.parts.iter().filter(|part| part.goes_row_by_row()) {
         if part.kind == Kind::Flat {
-            index::make_sure(pools, &table).await?;
+            index::make_sure(pools).await?;
             warn_of_size(&table, part);
         }
         swept.deleted += prune::prune(pools, part, rules, &limits).await?;

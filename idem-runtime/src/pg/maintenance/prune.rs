@@ -37,6 +37,8 @@ pub(crate) async fn prune(pools: &Pools, part: &Part, rules: &Rules, limits: &[L
     }
 }
 
+/// The table is named together with the place in it: it may have become a partitioned one meanwhile.
+///
 /// Only ids that the library could have taken raise a horizon: a v7 with a time that has come, or a
 /// natural key. Anything else is refused before it is looked up.
 async fn chunk(pools: &Pools, part: &Part, rules: &Rules, limits: &[Limit]) -> Result<i64, sqlx::Error> {
@@ -45,7 +47,7 @@ async fn chunk(pools: &Pools, part: &Part, rules: &Rules, limits: &[Limit]) -> R
         "WITH limits AS (SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS l(of_group, ids, naturals)), \
               clock AS (SELECT extract(epoch FROM now()) * 1000 AS now), \
               going AS ( \
-                 SELECT row.ctid AS at FROM {name} AS row CROSS JOIN clock \
+                 SELECT row.tableoid AS of, row.ctid AS at FROM {name} AS row CROSS JOIN clock \
                    LEFT JOIN limits ON limits.of_group = row.consumer_group \
                   WHERE row.processed_at < to_timestamp((now - $4) / 1000.0) \
                     AND (limits.of_group IS NULL OR row.processed_at < to_timestamp((now - $5) / 1000.0) \
@@ -54,7 +56,7 @@ async fn chunk(pools: &Pools, part: &Part, rules: &Rules, limits: &[Limit]) -> R
                             WHEN 'natural' THEN extract(epoch FROM row.processed_at) * 1000 < limits.naturals \
                             ELSE true END) \
                   ORDER BY row.processed_at LIMIT $6 FOR UPDATE OF row SKIP LOCKED), \
-              gone AS (DELETE FROM {name} AS row USING going WHERE row.ctid = going.at \
+              gone AS (DELETE FROM {name} AS row USING going WHERE row.tableoid = going.of AND row.ctid = going.at \
                        RETURNING row.event_id, row.consumer_group, row.processed_at), \
               raised AS ( \
                  INSERT INTO group_horizon (consumer_group, ids_before, natural_before) \
