@@ -25,7 +25,7 @@ pub enum Command {
     /// Bring the schema up to date.
     Migrate {
         #[command(flatten)]
-        how: Migrate,
+        how: Existing,
     },
     /// The partitions of the dedup table: what is in them, when they are emptied, who keeps them.
     Partitions,
@@ -141,7 +141,7 @@ pub enum ConfigCommand {
 
 /// How an existing `processed_event` becomes the partitioned one.
 #[derive(Debug, Args)]
-pub struct Migrate {
+pub struct Existing {
     /// Turn the existing, unpartitioned `processed_event` into the partitioned one, while everything runs.
     ///
     /// Can be run again if it was interrupted.

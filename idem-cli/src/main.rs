@@ -16,7 +16,7 @@ use clap::Parser;
 use idem_runtime::ops::{Ops, OpsError, dlq, forget, groups, offsets, partitions, replay, settings, status};
 use idem_runtime::{Config, ConfigErrors};
 
-use args::{Cli, Command, ConfigCommand, DlqCommand, GroupCommand, Migrate};
+use args::{Cli, Command, ConfigCommand, DlqCommand, Existing, GroupCommand};
 use progress::Progress;
 use report::{Groups, Report, Settings};
 
@@ -66,8 +66,8 @@ async fn run(Cli { json, command }: Cli) -> Result<ExitCode, Failure> {
     let ops = Ops::new(Config::from_env()?);
     let progress = Progress::new();
     let report: Box<dyn Report> = match command {
-        Command::Migrate { how: Migrate { partition: true, .. } } => Box::new(status::partition(&ops).await?),
-        Command::Migrate { how: Migrate { rebuild: true, .. } } => Box::new(status::rebuild(&ops).await?),
+        Command::Migrate { how: Existing { partition: true, .. } } => Box::new(status::partition(&ops).await?),
+        Command::Migrate { how: Existing { rebuild: true, .. } } => Box::new(status::rebuild(&ops).await?),
         Command::Migrate { .. } => Box::new(status::migrate(&ops).await?),
         Command::Partitions => Box::new(partitions::list(&ops).await?),
         Command::Status => Box::new(status::status(&ops).await?),

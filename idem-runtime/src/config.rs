@@ -150,6 +150,12 @@ impl Config {
                 _ => Some(reader.number("IDEM_DLQ_BRAKE", 100, 1..=1_000_000)),
             },
         };
+        if config.dedup_window <= config.clock_skew && reader.errors.is_empty() {
+            reader.error(
+                "IDEM_DEDUP_WINDOW",
+                "is not longer than IDEM_DEDUP_CLOCK_SKEW: new events would look forgotten",
+            );
+        }
         if reader.errors.is_empty() { Ok(config) } else { Err(ConfigErrors(reader.errors)) }
     }
 }

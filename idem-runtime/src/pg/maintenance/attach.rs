@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::{INTERVAL, RETRY_INTERVAL, is_the_runner};
+use super::{ATTACH_LOCK, INTERVAL, RETRY_INTERVAL, try_lock};
 use crate::pg::session::{Pools, in_transaction};
 
 /// Longest time for what takes milliseconds.
@@ -21,7 +21,7 @@ pub(crate) fn days_ahead(clock_skew: Duration) -> i32 {
 pub(crate) async fn attach_ahead(pools: &Pools, days_ahead: i32) -> Result<bool, sqlx::Error> {
     in_transaction(pools, BOUND, move |tx| {
         Box::pin(async move {
-            if !is_the_runner(tx).await? {
+            if !try_lock(tx, ATTACH_LOCK).await? {
                 return Ok(false);
             }
             let attached: i32 =
@@ -40,7 +40,7 @@ pub(crate) async fn keep_attached(pools: Pools, days_ahead: i32, missing: Arc<No
     loop {
         let pause = match attach_ahead(&pools, days_ahead).await {
             Ok(true) => INTERVAL,
-            // The other runner may be emptying, which attaches nothing.
+            // The other one may fail.
             Ok(false) => RETRY_INTERVAL,
             Err(error) => {
                 tracing::warn!(%error, "could not attach day partitions to the dedup table; trying again");

@@ -20,7 +20,7 @@ pub(in crate::pg) async fn make_sure(pools: &Pools) -> Result<(), sqlx::Error> {
             }
             // For the session: no transaction can be open while it is made.
             let mine: bool = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)")
-                .bind(super::LOCK + 1)
+                .bind(super::INDEX_LOCK)
                 .fetch_one(&mut *connection)
                 .await?;
             if !mine {

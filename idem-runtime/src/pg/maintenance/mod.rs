@@ -28,8 +28,10 @@ use crate::decide::retention::{self, Rules, Verdict};
 use crate::decide::sql_error;
 use crate::error::Class;
 
-/// The number is arbitrary but fixed.
-const LOCK: i64 = 0x6964_656d_0001;
+/// Numbers of advisory locks, arbitrary but fixed. Adding has one of its own: it must not wait for emptying.
+const ATTACH_LOCK: i64 = 0x6964_656d_0001;
+const LOCK: i64 = 0x6964_656d_0002;
+const INDEX_LOCK: i64 = 0x6964_656d_0003;
 const INTERVAL: Duration = Duration::from_secs(3_600);
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// For one transaction of the maintenance: a day of many millions of rows is read.
@@ -37,7 +39,11 @@ const BOUND: Duration = Duration::from_secs(600);
 
 /// Takes the one runner's place until the transaction ends. `false`: another process has it.
 pub(super) async fn is_the_runner(tx: &mut PgConnection) -> Result<bool, sqlx::Error> {
-    sqlx::query_scalar("SELECT pg_try_advisory_xact_lock($1)").bind(LOCK).fetch_one(tx).await
+    try_lock(tx, LOCK).await
+}
+
+async fn try_lock(tx: &mut PgConnection, lock: i64) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar("SELECT pg_try_advisory_xact_lock($1)").bind(lock).fetch_one(tx).await
 }
 
 /// Raises the horizon of groups whose rows of a range of ids go, to the end of that range. In the
