@@ -132,4 +132,6 @@ pub(crate) fn days_to_merge(days: &[(i64, bool)]) -> usize {
 }
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;

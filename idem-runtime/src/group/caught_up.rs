@@ -19,13 +19,14 @@ use crate::pg::session::on_service;
 
 /// Often enough for what is decided by days.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// The first time, when partitions were taken over.
+/// The first time, when partitions were taken over; then twice as long each time.
 const FIRST: Duration = Duration::from_secs(2);
 
 /// Looks at the ends of the logs from time to time, beside everything else.
 #[derive(Default)]
 pub(super) struct Watch {
     due: Option<Instant>,
+    pause: Duration,
     running: Option<JoinHandle<Seen>>,
     last: HashMap<Partition, Look>,
 }
@@ -33,6 +34,7 @@ pub(super) struct Watch {
 impl Watch {
     /// Partitions were taken over: look soon.
     pub(super) fn soon(&mut self) {
+        self.pause = FIRST;
         self.due = Some(Instant::now() + FIRST);
     }
 
@@ -50,7 +52,8 @@ impl Watch {
         if self.running.is_some() || owned.is_empty() || self.due.is_none_or(|due| due > Instant::now()) {
             return;
         }
-        self.due = Some(Instant::now() + INTERVAL);
+        self.pause = INTERVAL.min(self.pause * 2);
+        self.due = Some(Instant::now() + self.pause);
         let partitions: Vec<Partition> = owned.keys().cloned().collect();
         let mut looks: HashMap<Partition, (Look, Owner)> = HashMap::new();
         for (partition, owned) in owned {

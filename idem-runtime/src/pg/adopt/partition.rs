@@ -135,7 +135,7 @@ async fn move_naturals(pools: &Pools) -> Result<(), sqlx::Error> {
         pools,
         vec![format!(
             "CREATE TABLE IF NOT EXISTS {STAGE} (LIKE processed_event INCLUDING DEFAULTS, \
-                 PRIMARY KEY (event_id, consumer_group), CONSTRAINT natural CHECK (event_id >= '{FIRST_NATURAL}'))"
+                 PRIMARY KEY (event_id, consumer_group), CONSTRAINT idem_natural CHECK (event_id >= '{FIRST_NATURAL}'))"
         )],
     )
     .await?;
@@ -212,7 +212,7 @@ fn swap(plan: &Plan, old_key: &str, days_ahead: i32) -> Vec<String> {
             "ALTER TABLE processed_event ATTACH PARTITION processed_event_natural \
              FOR VALUES FROM ('{FIRST_NATURAL}') TO (MAXVALUE)"
         ),
-        "ALTER TABLE processed_event_natural DROP CONSTRAINT natural".to_owned(),
+        "ALTER TABLE processed_event_natural DROP CONSTRAINT idem_natural".to_owned(),
         "CREATE INDEX processed_event_natural_processed_at ON processed_event_natural (processed_at)".to_owned(),
         format!(
             "DO $$ BEGIN EXECUTE format('CREATE TABLE %I PARTITION OF processed_event FOR VALUES FROM (%L) TO (%L)', \
