@@ -51,12 +51,12 @@ async fn merge_in(tx: &mut PgConnection, late: &str, going: &[Part]) -> Result<u
     sqlx::query("SET LOCAL lock_timeout = '300ms'").execute(&mut *tx).await?;
     sqlx::query("LOCK TABLE processed_event IN ACCESS EXCLUSIVE MODE").execute(&mut *tx).await?;
     for part in going {
-        let is_used: bool = sqlx::query_scalar(AssertSqlSafe(format!("SELECT EXISTS (SELECT FROM {})", part.sql_name)))
-            .fetch_one(&mut *tx)
-            .await?;
-        if is_used {
+        let is_used = format!("SELECT EXISTS (SELECT FROM {})", part.sql_name);
+        if sqlx::query_scalar(AssertSqlSafe(is_used)).fetch_one(&mut *tx).await? {
             return Ok(0);
         }
+    }
+    for part in going {
         sqlx::query(AssertSqlSafe(format!("DROP TABLE {}", part.sql_name))).execute(&mut *tx).await?;
     }
     let bound: String = sqlx::query_scalar("SELECT idem_first_id_of(DATE '1970-01-01' + $1::integer)::text")

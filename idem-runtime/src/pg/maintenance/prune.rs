@@ -15,6 +15,8 @@ use crate::pg::session::{Pools, in_transaction};
 
 /// Rows of a chunk: some 20 ms of work.
 const CHUNK: i64 = 5_000;
+/// Of a group that has nothing to read: the window alone.
+const NO_LIMIT: i64 = i64::MAX;
 /// Between chunks, so that others and autovacuum keep up.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -45,15 +47,15 @@ async fn chunk(pools: &Pools, part: &Part, rules: &Rules, limits: &[Limit]) -> R
     let name = &part.sql_name;
     let statement = format!(
         "WITH limits AS (SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS l(of_group, ids, naturals)), \
-              clock AS (SELECT extract(epoch FROM now()) * 1000 AS now), \
               going AS ( \
-                 SELECT row.tableoid AS of, row.ctid AS at FROM {name} AS row CROSS JOIN clock \
-                   LEFT JOIN limits ON limits.of_group = row.consumer_group \
-                  WHERE row.processed_at < to_timestamp((now - $4) / 1000.0) \
-                    AND (limits.of_group IS NULL OR row.processed_at < to_timestamp((now - $5) / 1000.0) \
+                 SELECT row.tableoid AS of, row.ctid AS at FROM {name} AS row \
+                  WHERE row.processed_at < now() - $4 * interval '1 millisecond' \
+                    AND (row.processed_at < now() - $5 * interval '1 millisecond' \
                          OR CASE idem_kind_of(row.event_id) \
-                            WHEN 'time' THEN idem_millis_of(row.event_id) < limits.ids \
-                            WHEN 'natural' THEN extract(epoch FROM row.processed_at) * 1000 < limits.naturals \
+                            WHEN 'time' THEN idem_millis_of(row.event_id) \
+                                 < coalesce((SELECT ids FROM limits WHERE of_group = row.consumer_group), {NO_LIMIT}) \
+                            WHEN 'natural' THEN extract(epoch FROM row.processed_at) * 1000 \
+                                 < coalesce((SELECT naturals FROM limits WHERE of_group = row.consumer_group), {NO_LIMIT}) \
                             ELSE true END) \
                   ORDER BY row.processed_at LIMIT $6 FOR UPDATE OF row SKIP LOCKED), \
               gone AS (DELETE FROM {name} AS row USING going WHERE row.tableoid = going.of AND row.ctid = going.at \
@@ -62,9 +64,10 @@ async fn chunk(pools: &Pools, part: &Part, rules: &Rules, limits: &[Limit]) -> R
                  INSERT INTO group_horizon (consumer_group, ids_before, natural_before) \
                  SELECT consumer_group, \
                         to_timestamp((max(idem_millis_of(event_id)) FILTER ( \
-                            WHERE idem_kind_of(event_id) = 'time' AND idem_millis_of(event_id) <= now) + 1) / 1000.0), \
+                            WHERE idem_kind_of(event_id) = 'time' \
+                              AND idem_millis_of(event_id) <= extract(epoch FROM now()) * 1000) + 1) / 1000.0), \
                         max(processed_at) FILTER (WHERE idem_kind_of(event_id) = 'natural') + $7 * interval '1 millisecond' \
-                   FROM gone CROSS JOIN clock GROUP BY consumer_group \
+                   FROM gone GROUP BY consumer_group \
                  ON CONFLICT (consumer_group) DO UPDATE \
                     SET ids_before = greatest(group_horizon.ids_before, excluded.ids_before), \
                         natural_before = greatest(group_horizon.natural_before, excluded.natural_before), \
