@@ -305,6 +305,73 @@ async fn redeliveries_that_race_the_emptying_of_their_day_never_take_effect_agai
     assert_eq!(left, 0, "every one of them was forgotten in the end");
 }
 
+#[idempotent_handler(topic = "cornered.orders", group = "cornered", concurrency = 8, retry = [])]
+async fn cornered(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "cornered").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redelivery_that_meets_rows_on_their_way_out_waits_and_is_expired() {
+    let env = narrow().await;
+    env.kafka.create_topic("cornered.orders", 1).await;
+    let now = now(&env.pool).await;
+    let (of_day, of_late, slow) = (id_at(now, 5, 1), id_at(now, 12, 2), id_at(now, 4, 3));
+    let beside_slow = id_at(now, 4, 4);
+    produce(&env, "cornered.orders", &[of_late, of_day, beside_slow]).await;
+    let run = Run::start(&env, &["cornered"]);
+    offset_is(&env, "cornered", "cornered.orders", 3).await;
+    has_read_all(&env, "cornered").await;
+    let waiting = async |count: i64| {
+        let waiting = "SELECT count(*) FROM pg_stat_activity \
+                        WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        eventually(LIMIT, "sessions to wait for locks", async || {
+            sqlx::query_scalar::<_, i64>(waiting).fetch_one(&env.pool).await.unwrap() == count
+        })
+        .await;
+    };
+    let older = async |id: Uuid| {
+        let older = "UPDATE processed_event SET processed_at = processed_at - interval '3 days' WHERE event_id = $1";
+        sqlx::query(older).bind(id).execute(&env.pool).await.unwrap();
+    };
+    let sweep = || {
+        let ops = ops(&env);
+        tokio::spawn(async move { partitions::sweep(&ops).await.unwrap() })
+    };
+    let horizon = "INSERT INTO group_horizon (consumer_group) VALUES ('cornered') ON CONFLICT DO NOTHING";
+    sqlx::raw_sql(horizon).execute(&env.pool).await.unwrap();
+
+    // Whoever removes the row is held between the removal and the commit.
+    for (letters, id) in [(1, of_late), (2, of_day)] {
+        older(id).await;
+        let mut holder = env.pool.begin().await.unwrap();
+        let hold = "SELECT FROM group_horizon WHERE consumer_group = 'cornered' FOR UPDATE";
+        sqlx::query(hold).execute(&mut *holder).await.unwrap();
+        let sweep = sweep();
+        waiting(1).await;
+        produce(&env, "cornered.orders", &[id]).await;
+        waiting(2).await;
+        holder.rollback().await.unwrap();
+        let swept = sweep.await.unwrap();
+        assert_eq!((swept.deleted, swept.emptied.len()), if id == of_late { (1, 0) } else { (0, 1) });
+        eventually(LIMIT, "the letter", async || reasons(&env, "cornered.dlq").await.len() == letters).await;
+    }
+
+    // The other way round: the event of that day came first, and its row is seen.
+    older(beside_slow).await;
+    let value = orders::payload(slow, 0, &Plan::Sleep(1_000));
+    env.kafka.produce(Record::to("cornered.orders").key("slow").value(&value)).await;
+    eventually(LIMIT, "its transaction", async || tests::postgres::open_transactions(&env.pool).await == 1).await;
+    let sweep = sweep();
+    waiting(1).await;
+    assert_eq!(sweep.await.unwrap().emptied, [day(&env.pool, 4).await]);
+    produce(&env, "cornered.orders", &[slow, beside_slow]).await;
+    eventually(LIMIT, "the last letter", async || reasons(&env, "cornered.dlq").await.len() == 3).await;
+    offset_is(&env, "cornered", "cornered.orders", 8).await;
+    run.stop().await.unwrap();
+    orders::assert_each_once(&env.pool, "cornered", &[of_day, of_late, slow, beside_slow]).await;
+    assert_eq!(reasons(&env, "cornered.dlq").await, ["expired"; 3]);
+}
+
 #[derive(Debug, serde::Deserialize, Event)]
 #[event(key(invoice))]
 struct Invoice {
