@@ -23,16 +23,22 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
                 ELSE 'other' END
 $$;
 
--- What an insert into the dedup table has to ask in its RETURNING: the horizon of the group for an id of
--- this kind, milliseconds since the Unix epoch; NULL: none.
+-- What an insert into the dedup table has to ask, after it inserted: the horizon of the group, of natural
+-- keys or of ids with a time, milliseconds since the Unix epoch; NULL: none. For one row in its RETURNING; for
+-- many beside an aggregate over what was inserted, which is only there when all of it is.
 -- VOLATILE, so that it looks with a snapshot of its own, younger than the insert's: an insert that waited
 -- for rows to go sees the horizon that was raised for them. A subquery would see the old one.
-CREATE FUNCTION idem_horizon(event_id uuid, of_group text) RETURNS bigint
+CREATE FUNCTION idem_horizon(of_group text, is_natural boolean) RETURNS bigint
 LANGUAGE plpgsql VOLATILE STRICT AS $$
+DECLARE
+    before timestamptz;
 BEGIN
-    RETURN (SELECT (extract(epoch FROM CASE WHEN event_id >= 'ff000000-0000-0000-0000-000000000000'
-                                            THEN h.natural_before ELSE h.ids_before END) * 1000)::bigint
-              FROM group_horizon h WHERE h.consumer_group = of_group);
+    IF is_natural THEN
+        SELECT natural_before INTO before FROM group_horizon WHERE consumer_group = of_group;
+    ELSE
+        SELECT ids_before INTO before FROM group_horizon WHERE consumer_group = of_group;
+    END IF;
+    RETURN extract(epoch FROM before) * 1000;
 END
 $$;
 

@@ -372,6 +372,48 @@ async fn a_redelivery_that_meets_rows_on_their_way_out_waits_and_is_expired() {
     assert_eq!(reasons(&env, "cornered.dlq").await, ["expired"; 3]);
 }
 
+#[idempotent_handler(topic = "waiting.orders", group = "waiting-retry", retry = ["1h"])]
+async fn waiting_retry(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "waiting-retry").await
+}
+
+#[idempotent_handler(topic = "waiting.orders", group = "waiting-row", retry = ["1h"], order = "key")]
+async fn waiting_row(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "waiting-row").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_waits_for_its_retry_keeps_its_day() {
+    let env = narrow().await;
+    env.kafka.create_topic("waiting.orders", 1).await;
+    let now = now(&env.pool).await;
+    let then = id_at(now, 5, 0);
+    for (number, plan) in [(1, Plan::Succeed), (2, Plan::FailTimes(1))] {
+        let value = orders::payload(id_at(now, 5, number), 0, &plan);
+        let at = i64::try_from(then.as_u128() >> 80).unwrap();
+        env.kafka.produce(Record::to("waiting.orders").key("same").value(&value).timestamp(at)).await;
+    }
+    let groups = ["waiting-retry", "waiting-row"];
+    let run = Run::start(&env, &groups);
+    for group in groups {
+        offset_is(&env, group, "waiting.orders", 2).await;
+        let main = "SELECT count(*) FROM consumer_progress WHERE consumer_group = $1 AND topic = 'waiting.orders' \
+                       AND caught_up_at IS NOT NULL";
+        eventually(LIMIT, "the main topic to be read", async || {
+            sqlx::query_scalar::<_, i64>(main).bind(group).fetch_one(&env.pool).await.unwrap() == 1
+        })
+        .await;
+    }
+    age(&env.pool, 3).await;
+    assert_eq!(partitions::sweep(&ops(&env)).await.unwrap().emptied, [""; 0]);
+    let kept = day(&env.pool, 5).await;
+    let listed = partitions::list(&ops(&env)).await.unwrap().partitions;
+    assert_eq!(listed.iter().find(|part| part.name == kept).unwrap().held_by, groups);
+    run.stop().await.unwrap();
+    let impatient = env.with("IDEM_DEDUP_MAX_HOLD", "3d");
+    assert_eq!(partitions::sweep(&ops(&impatient)).await.unwrap().emptied, [kept], "not for ever");
+}
+
 #[derive(Debug, serde::Deserialize, Event)]
 #[event(key(invoice))]
 struct Invoice {
@@ -523,7 +565,7 @@ async fn a_day_of_many_rows_is_emptied_at_once_and_long_empty_days_are_merged() 
         .unwrap();
     assert!(EventId::try_from(id).is_ok(), "{id}");
     let start = std::time::Instant::now();
-    assert_eq!(partitions::sweep(&ops).await.unwrap().emptied, [filled.clone()]);
+    assert_eq!(partitions::sweep(&ops).await.unwrap().emptied, std::slice::from_ref(&filled));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     let recent = idem_runtime::testing::fill_day(&env.database_url, "filled", 0, 10).await.unwrap();
     assert!(partitions::empty(&ops, &recent).await.unwrap(), "on demand, whatever its age");

@@ -39,17 +39,19 @@ pub(crate) async fn prune(pools: &Pools, part: &Part, rules: &Rules, limits: &[L
     }
 }
 
-/// The table is named together with the place in it: it may have become a partitioned one meanwhile.
+/// The table is named twice: it may have become a partitioned one meanwhile, and a place in it means
+/// another row in each partition.
 ///
 /// Only ids that the library could have taken raise a horizon: a v7 with a time that has come, or a
 /// natural key. Anything else is refused before it is looked up.
 async fn chunk(pools: &Pools, part: &Part, rules: &Rules, limits: &[Limit]) -> Result<i64, sqlx::Error> {
     let name = &part.sql_name;
+    let regclass = format!("'{}'::regclass", name.replace('\'', "''"));
     let statement = format!(
         "WITH limits AS (SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS l(of_group, ids, naturals)), \
               going AS ( \
-                 SELECT row.tableoid AS of, row.ctid AS at FROM {name} AS row \
-                  WHERE row.processed_at < now() - $4 * interval '1 millisecond' \
+                 SELECT row.ctid AS at FROM {name} AS row \
+                  WHERE row.tableoid = {regclass} AND row.processed_at < now() - $4 * interval '1 millisecond' \
                     AND (row.processed_at < now() - $5 * interval '1 millisecond' \
                          OR CASE idem_kind_of(row.event_id) \
                             WHEN 'time' THEN idem_millis_of(row.event_id) \
@@ -58,7 +60,7 @@ async fn chunk(pools: &Pools, part: &Part, rules: &Rules, limits: &[Limit]) -> R
                                  < coalesce((SELECT naturals FROM limits WHERE of_group = row.consumer_group), {NO_LIMIT}) \
                             ELSE true END) \
                   ORDER BY row.processed_at LIMIT $6 FOR UPDATE OF row SKIP LOCKED), \
-              gone AS (DELETE FROM {name} AS row USING going WHERE row.tableoid = going.of AND row.ctid = going.at \
+              gone AS (DELETE FROM {name} AS row WHERE row.ctid = ANY (ARRAY(SELECT at FROM going)) AND row.tableoid = {regclass} \
                        RETURNING row.event_id, row.consumer_group, row.processed_at), \
               raised AS ( \
                  INSERT INTO group_horizon (consumer_group, ids_before, natural_before) \
