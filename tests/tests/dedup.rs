@@ -152,6 +152,17 @@ async fn what_may_have_been_forgotten_is_dead_lettered_skipped_or_processed_as_i
     assert_eq!(env.kafka.read_all("forgotten-dlq.retry.100ms").await.len(), 1, "it failed once in between");
     run.stop().await.unwrap();
     assert_eq!(reasons(&env, "forgotten-dlq.dlq").await, ["expired"]);
+
+    // A running program does by itself what was asked for here.
+    let row = "INSERT INTO processed_event VALUES ($1, 'another', now() - interval '4 days')";
+    sqlx::query(row).bind(id_at(now, 4, 9)).execute(&env.pool).await.unwrap();
+    let run = Run::start(&env, &groups);
+    eventually(LIMIT, "the day to be emptied", async || {
+        let left = "SELECT count(*) FROM processed_event WHERE consumer_group = 'another'";
+        sqlx::query_scalar::<_, i64>(left).fetch_one(&env.pool).await.unwrap() == 0
+    })
+    .await;
+    run.stop().await.unwrap();
 }
 
 #[idempotent_handler(topic = "down.orders", group = "down", retry = [])]

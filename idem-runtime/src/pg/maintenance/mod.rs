@@ -100,9 +100,13 @@ pub(crate) async fn keep_small(pools: Pools, rules: Rules, first: FirstPositions
         let pause = match sweep(&pools, &rules).await {
             Ok(Swept { waiting: 0, .. }) => INTERVAL,
             Ok(_) => RETRY_INTERVAL,
-            Err(error) => {
+            Err(error) if sql_error::class(&error) == Class::Infrastructure => {
                 tracing::warn!(%error, "could not look after the dedup table; trying again");
                 RETRY_INTERVAL
+            }
+            Err(error) => {
+                tracing::error!(%error, "the dedup table grows: this program's database user has to own it");
+                INTERVAL
             }
         };
         tokio::time::sleep(pause).await;
