@@ -24,7 +24,12 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Bring the schema up to date.
-    Migrate,
+    Migrate {
+        #[command(flatten)]
+        how: Existing,
+    },
+    /// The partitions of the dedup table: what is in them, when they are emptied, who keeps them.
+    Partitions,
     /// Schema, dedup table, and how far each group is behind.
     Status,
     /// Where a group is, as Kafka and the database know it, and where it would start.
@@ -52,6 +57,18 @@ pub enum GroupCommand {
     List,
     /// Let a stopped group go on with this database, though its offsets name another one.
     Accept {
+        /// The group.
+        group: String,
+        /// Don't ask. Required where nobody can be asked.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Forget a group that is not coming back: its positions, parked events and brakes.
+    ///
+    /// The dedup table keeps rows as long as a known group may still have to read events of their time; a
+    /// forgotten one keeps nothing. The group must have no members. What it may have processed and forgotten
+    /// is remembered: should it run again, nothing takes effect a second time in silence.
+    Forget {
         /// The group.
         group: String,
         /// Don't ask. Required where nobody can be asked.
@@ -109,6 +126,14 @@ pub enum DlqCommand {
         /// Only tell what would be done.
         #[arg(long)]
         dry_run: bool,
+        /// Send the event also if the group may have processed it and forgotten.
+        ///
+        /// The dedup table remembers an event for IDEM_DEDUP_WINDOW. The letter of an older one is refused
+        /// (`expired`): if the event was processed by then, its effect would happen a second time. A dead
+        /// letter that was never processed may be replayed at any age. Look at what it did or did not do
+        /// first; then allow it, one event at a time.
+        #[arg(long, requires = "event_id")]
+        allow_expired: bool,
     },
 }
 
@@ -173,6 +198,21 @@ pub enum ConfigCommand {
     Check,
 }
 
+/// How an existing `processed_event` becomes the partitioned one.
+#[derive(Debug, Args)]
+pub struct Existing {
+    /// Turn the existing, unpartitioned `processed_event` into the partitioned one, while everything runs.
+    ///
+    /// Can be run again if it was interrupted.
+    #[arg(long, conflicts_with = "rebuild")]
+    pub partition: bool,
+    /// Build the table anew from one whose unique key holds `processed_at`, which does not deduplicate.
+    ///
+    /// The ids are copied; the old table stays under another name. Writers wait meanwhile.
+    #[arg(long)]
+    pub rebuild: bool,
+}
+
 #[derive(Debug, Args)]
 pub struct Group {
     /// The consumer group.
@@ -215,7 +255,13 @@ mod tests {
     fn a_place_is_a_partition_and_an_offset() {
         let replay = |rest: &[&str]| Cli::try_parse_from([&["idem", "dlq", "replay", "--group", "g"], rest].concat());
         assert!(replay(&["--partition", "1", "--offset", "2", "--dry-run", "--json"]).is_ok());
-        for wrong in [&["--partition", "1"][..], &["--offset", "1"], &["--limit", "0"], &["--event-id", "x"]] {
+        for wrong in [
+            &["--partition", "1"][..],
+            &["--offset", "1"],
+            &["--limit", "0"],
+            &["--event-id", "x"],
+            &["--allow-expired"],
+        ] {
             assert_eq!(replay(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");
         }
     }

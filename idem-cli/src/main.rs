@@ -13,10 +13,10 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use idem_runtime::ops::{Ops, OpsError, dlq, groups, money, offsets, replay, settings, status};
+use idem_runtime::ops::{Ops, OpsError, dlq, forget, groups, money, offsets, partitions, replay, settings, status};
 use idem_runtime::{Config, ConfigErrors};
 
-use args::{Cli, Command, ConfigCommand, DlqCommand, GroupCommand, MoneyCommand};
+use args::{Cli, Command, ConfigCommand, DlqCommand, Existing, GroupCommand, MoneyCommand};
 use progress::Progress;
 use report::{Groups, MoneyCalls, Report, Settings};
 
@@ -27,7 +27,7 @@ enum Failure {
     Ops(#[from] OpsError),
     #[error("{0}")]
     Settings(#[from] ConfigErrors),
-    #[error("accepting a database is not asked for here, where nobody can answer: add --yes")]
+    #[error("this can't be undone by running it again, and nobody can be asked here: add --yes")]
     NobodyToAsk,
     #[error("nothing was changed")]
     Declined,
@@ -66,13 +66,20 @@ async fn run(Cli { json, command }: Cli) -> Result<ExitCode, Failure> {
     let ops = Ops::new(Config::from_env()?);
     let progress = Progress::new();
     let report: Box<dyn Report> = match command {
-        Command::Migrate => Box::new(status::migrate(&ops).await?),
+        Command::Migrate { how: Existing { partition: true, .. } } => Box::new(status::partition(&ops).await?),
+        Command::Migrate { how: Existing { rebuild: true, .. } } => Box::new(status::rebuild(&ops).await?),
+        Command::Migrate { .. } => Box::new(status::migrate(&ops).await?),
+        Command::Partitions => Box::new(partitions::list(&ops).await?),
         Command::Status => Box::new(status::status(&ops).await?),
         Command::Offsets { group } => Box::new(offsets::offsets(&ops, &group.group).await?),
         Command::Group(GroupCommand::List) => Box::new(Groups { groups: groups::list(&ops).await? }),
         Command::Group(GroupCommand::Accept { group, yes }) => {
-            accept::confirm(&group, yes)?;
+            accept::confirm(&accept::accepting(&group), yes)?;
             Box::new(groups::accept(&ops, &group).await?)
+        }
+        Command::Group(GroupCommand::Forget { group, yes }) => {
+            accept::confirm(&accept::forgetting(&group), yes)?;
+            Box::new(forget::forget(&ops, &group).await?)
         }
         Command::Group(GroupCommand::Resume { group }) => Box::new(groups::resume(&ops, &group).await?),
         Command::Dlq(DlqCommand::List { group, letters }) => {
@@ -81,9 +88,9 @@ async fn run(Cli { json, command }: Cli) -> Result<ExitCode, Failure> {
         Command::Dlq(DlqCommand::Show { group, partition, offset, payload }) => {
             Box::new(dlq::show(&ops, &group.group, (partition, offset), payload).await?)
         }
-        Command::Dlq(DlqCommand::Replay { group, letters, partition, offset, limit, dry_run }) => {
+        Command::Dlq(DlqCommand::Replay { group, letters, partition, offset, limit, dry_run, allow_expired }) => {
             let filter = letters.filter(partition.zip(offset));
-            let options = replay::Options { filter, limit, dry_run };
+            let options = replay::Options { filter, limit, dry_run, allow_expired };
             Box::new(replay::replay(&ops, &group.group, &options, &mut progress.reading()).await?)
         }
         Command::Money(MoneyCommand::List { state }) => {

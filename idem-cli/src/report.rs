@@ -1,10 +1,14 @@
 //! What each command prints: the library's value as JSON, or as text for people.
 
+use std::time::Duration;
+
 use idem_runtime::ConfigErrors;
 use idem_runtime::ops::dlq::{LetterInFull, Letters};
+use idem_runtime::ops::forget::Forgotten;
 use idem_runtime::ops::groups::{Accepted, Group, Resumed};
 use idem_runtime::ops::money::Call;
 use idem_runtime::ops::offsets::GroupOffsets;
+use idem_runtime::ops::partitions::Partitions;
 use idem_runtime::ops::replay::Replayed;
 use idem_runtime::ops::settings::Setting;
 use idem_runtime::ops::status::{Schema, Status};
@@ -175,6 +179,7 @@ impl Report for Replayed {
             ("replayed", self.replayed.to_string()),
             ("skipped: done", self.done.to_string()),
             ("skipped: superseded", self.superseded.to_string()),
+            ("refused: expired", self.expired.to_string()),
             ("skipped: impossible", self.impossible.to_string()),
         ]);
         let end = match (self.dry_run, self.limit_reached) {
@@ -243,9 +248,56 @@ impl Report for Groups {
 
     fn text(&self) -> String {
         let rows = self.groups.iter().map(|group| {
-            [text(&group.group), text(group.topics.join("\n")), number(group.partitions), text(group.updated_at)]
+            [
+                text(&group.group),
+                text(group.topics.join("\n")),
+                number(group.partitions),
+                text(group.updated_at),
+                text(or_dash(group.reads_from)),
+                text(or_dash(group.horizon)),
+                number(group.parked),
+            ]
         });
-        table(["group", "topics", "partitions", "updated"], rows)
+        table(["group", "topics", "partitions", "updated", "reads from", "may have forgotten before", "parked"], rows)
+    }
+}
+
+impl Report for Forgotten {
+    fn json(&self) -> String {
+        json(self)
+    }
+
+    fn text(&self) -> String {
+        let counts = facts([
+            ("positions", self.positions.to_string()),
+            ("parked events", self.parked.to_string()),
+            ("brakes", self.brakes.to_string()),
+        ]);
+        format!("{counts}\ngroup {} is forgotten", self.group)
+    }
+}
+
+impl Report for Partitions {
+    fn json(&self) -> String {
+        json(self)
+    }
+
+    fn text(&self) -> String {
+        let rows = self.partitions.iter().map(|part| {
+            let rows = if part.rows_are_exact { part.rows.to_string() } else { format!("~{}", part.rows) };
+            [
+                text(&part.name),
+                text(or_dash(part.from)),
+                text(or_dash(part.to)),
+                number(rows),
+                number(part.bytes),
+                text(or_dash(part.droppable_from)),
+                text(part.held_by.join("\n")),
+            ]
+        });
+        let head = ["partition", "from", "to", "rows", "bytes", "emptied from", "kept for"];
+        let window = humantime::format_duration(Duration::from_millis(self.window_ms));
+        format!("{}\nthe window is {window}; now it is {}", table(head, rows), self.now)
     }
 }
 
@@ -278,12 +330,24 @@ impl Report for Status {
             ("days", or_dash(days.map(|(first, last)| format!("{} ({first} to {last})", self.dedup.days)))),
             ("rows, estimated", self.dedup.estimated_rows.to_string()),
             ("bytes", self.dedup.bytes.to_string()),
+            ("window", humantime::format_duration(Duration::from_millis(self.dedup.window_ms)).to_string()),
+            ("oldest event", or_dash(self.dedup.oldest_event)),
         ]);
         let rows = self.groups.iter().map(|found| {
             let group = &found.group;
-            [text(&group.group), number(group.partitions), number(or_dash(found.lag)), text(group.updated_at)]
+            let lags = found.lags.iter().map(|at| format!("{}/{}: {}", at.topic, at.partition, at.lag));
+            [
+                text(&group.group),
+                number(group.partitions),
+                number(or_dash(found.lag)),
+                text(lags.collect::<Vec<_>>().join("\n")),
+                number(group.parked),
+                text(or_dash(group.horizon)),
+                text(group.updated_at),
+            ]
         });
-        let groups = table(["group", "partitions", "lag", "updated"], rows);
+        let head = ["group", "partitions", "lag", "of it", "parked", "may have forgotten before", "updated"];
+        let groups = table(head, rows);
         let kafka = self.kafka_error.as_ref().map(|error| format!("\nno lags: {error}")).unwrap_or_default();
         format!("{}\n{dedup}\n{groups}{kafka}", self.schema.text())
     }

@@ -177,6 +177,12 @@ impl Config {
             money_key_format: reader
                 .one_of("IDEM_MONEY_KEY_FORMAT", &[("bare", KeyFormat::Bare), ("quoted", KeyFormat::Quoted)]),
         };
+        if config.dedup_window <= config.clock_skew && reader.errors.is_empty() {
+            reader.error(
+                "IDEM_DEDUP_WINDOW",
+                "is not longer than IDEM_DEDUP_CLOCK_SKEW: new events would look forgotten",
+            );
+        }
         if reader.errors.is_empty() { Ok(config) } else { Err(ConfigErrors(reader.errors)) }
     }
 }

@@ -15,6 +15,8 @@ mod circuit;
 mod clock;
 mod config;
 mod decide;
+#[doc = include_str!("dedup.md")]
+pub mod dedup {}
 mod error;
 mod event;
 #[doc = include_str!("failures.md")]

@@ -300,7 +300,12 @@ async fn transaction(
                 rolled_back(tx).await,
             );
         }
-        Ok(Inserted { transaction: Some(id), .. }) => id,
+        Ok(Inserted { transaction: Some(id), horizon, .. }) => {
+            match expired(handler, event.id, delivered.origin, horizon) {
+                None => id,
+                Some(expired) => return (expired, rolled_back(tx).await),
+            }
+        }
         Ok(Inserted { transaction: None, .. }) => return (Outcome::Duplicate, rolled_back(tx).await),
         Err(error) => {
             if dedup::is_missing_partition(&error) {
@@ -399,6 +404,15 @@ pub(crate) fn in_place_backoff() -> impl Iterator<Item = Duration> {
         .build()
 }
 
+/// What becomes of an event without a row that may have been processed and forgotten. `None`: it is
+/// handled.
+fn expired(handler: &Handler, id: EventId, origin: &Origin, horizon: Option<i64>) -> Option<Outcome> {
+    if !window::may_be_forgotten(id.unix_millis(), origin.timestamp_millis, horizon) {
+        return None;
+    }
+    window::expired(handler.spec.expired, origin.replay.is_some_and(|replay| replay.may_be_expired))
+}
+
 fn span(handler: &Handler, id: EventId, origin: &Origin) -> tracing::Span {
     tracing::info_span!(
         "event", handler = handler.spec.name, event_id = %id, topic = &*origin.topic,
@@ -431,6 +445,7 @@ fn foreign_record() -> Outcome {
 fn report(group: &GroupContext, record: &Record, handler: &str, outcome: &Outcome, step: &Step, moved: bool) {
     let settled = match (step, outcome) {
         (Step::Advance, Outcome::Duplicate) => "duplicate",
+        (Step::Advance, Outcome::Expired) => "expired",
         (Step::Advance, Outcome::Unmatched) => "unmatched",
         (Step::Advance, _) => "done",
         (Step::Retry { .. }, _) => "retry",

@@ -23,9 +23,11 @@ use crate::kafka::admin::{self, Need, TopicError};
 use crate::kafka::producer::Producer;
 use crate::kafka::queue::Memory;
 use crate::money;
+use crate::pg::adopt::{self, AdoptError};
+use crate::pg::maintenance::{self, FirstPositions};
+use crate::pg::migrate;
 use crate::pg::money as rows;
 use crate::pg::session::Pools;
-use crate::pg::{migrate, partitions};
 use crate::registry;
 use crate::spec::Order;
 use crate::stop::{self, Stop};
@@ -206,6 +208,7 @@ impl Running {
         let memory = Memory::new(self.config.queue_memory());
         let prefetch = self.config.prefetch(by_group.len());
         let missing_partition = Arc::new(Notify::new());
+        let first_positions = FirstPositions::new();
         let (failures, mut failed) = mpsc::unbounded_channel();
         let groups: Vec<Arc<GroupContext>> = by_group
             .into_iter()
@@ -240,6 +243,7 @@ impl Running {
                     circuits,
                     health: self.health.clone(),
                     missing_partition: Arc::clone(&missing_partition),
+                    first_positions: first_positions.clone(),
                     doubt: Notify::new(),
                     failures: failures.clone(),
                     longest_handler,
@@ -250,12 +254,12 @@ impl Running {
 
         self.health.clear(&Obstacle::Start);
 
-        let maintenance = tokio::spawn(partitions::keep_attached(
-            pools.service.clone(),
-            partitions::days_ahead(self.config.clock_skew),
-            missing_partition,
-        ));
-        let aging = tokio::spawn(rows::keep_aging(pools.service.clone(), self.config.dedup_window));
+        let ahead = maintenance::days_ahead(self.config.clock_skew);
+        let mut maintenance = JoinSet::new();
+        maintenance.spawn(maintenance::keep_attached(pools.clone(), ahead, missing_partition));
+        let rules = maintenance::rules(&self.config);
+        maintenance.spawn(maintenance::keep_small(pools.clone(), rules, first_positions, groups.len()));
+        maintenance.spawn(rows::keep_aging(pools.service.clone(), self.config.dedup_window));
         let (stopper, stop) = stop::channel();
         let mut coordinators = JoinSet::new();
         for group in groups {
@@ -281,8 +285,7 @@ impl Running {
         }
         stopper.stop();
         while coordinators.join_next().await.is_some() {}
-        maintenance.abort();
-        aging.abort();
+        maintenance.abort_all();
         producer.flush(Duration::from_secs(1)).await;
         failure.map_or(Ok(()), Err)
     }
@@ -290,8 +293,14 @@ impl Running {
     /// Waits for the database, brings its schema up to date, and reads its lineage. `None`: asked
     /// to stop.
     async fn database(&self, pools: &Pools, handlers: &[Handler]) -> Result<Option<Uuid>, RunError> {
+        let groups = handlers.iter().map(|handler| handler.spec.group.to_owned()).collect();
         loop {
             let ready = async {
+                match adopt::check(pools, &groups).await {
+                    Ok(_) => {}
+                    Err(AdoptError::Unusable(problems)) => return Ok(Err(RunError::Setup(Problems(problems)))),
+                    Err(AdoptError::Database(error)) => return Err(error),
+                }
                 if self.config.migrate {
                     migrate::migrate(&pools.service).await?;
                 } else if !migrate::schema_is_present(&pools.service).await? {
@@ -299,8 +308,9 @@ impl Running {
                         "the database has no idem tables: set IDEM_MIGRATE=true, or apply the migrations".to_owned(),
                     ]))));
                 }
-                let ahead = partitions::days_ahead(self.config.clock_skew);
-                if let Err(error) = partitions::attach_ahead(&pools.service, ahead).await {
+                adopt::settle_horizons(pools, self.config.clock_skew).await?;
+                let ahead = maintenance::days_ahead(self.config.clock_skew);
+                if let Err(error) = maintenance::attach_ahead(pools, ahead).await {
                     tracing::warn!(%error, "could not attach day partitions to the dedup table; trying again later");
                 }
                 let problems = money::start::register(pools, &self.config, handlers).await?;

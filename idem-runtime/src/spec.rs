@@ -89,7 +89,6 @@ pub enum Expired {
 impl HandlerSpec {
     /// The pairs of the attribute that the runtime can't drive yet.
     pub(crate) fn unavailable(&self) -> Vec<&'static str> {
-        let asked = [("expired", self.expired != Expired::Dlq), ("stale", self.stale)];
-        asked.into_iter().filter(|(_, asked)| *asked).map(|(pair, _)| pair).collect()
+        [("stale", self.stale)].into_iter().filter(|(_, asked)| *asked).map(|(pair, _)| pair).collect()
     }
 }

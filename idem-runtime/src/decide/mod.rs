@@ -2,8 +2,10 @@
 //!
 //! What a decision needs is an argument, what follows from it is a `#[must_use]` value.
 
+pub(crate) mod adoption;
 pub(crate) mod batch_size;
 pub(crate) mod brake;
+pub(crate) mod caught_up;
 pub(crate) mod circuit;
 pub(crate) mod key_lanes;
 pub(crate) mod memory;
@@ -15,6 +17,7 @@ pub(crate) mod parking;
 pub(crate) mod position;
 pub(crate) mod progress;
 pub(crate) mod replay;
+pub(crate) mod retention;
 pub(crate) mod retry;
 pub(crate) mod sql_error;
 pub(crate) mod step;

@@ -10,6 +10,8 @@ pub(crate) enum Outcome {
     Done,
     /// The dedup row was there already: nothing ran.
     Duplicate,
+    /// The group may have processed it and forgotten; its handler wants it skipped.
+    Expired,
     /// No handler of the group takes this `event_type`.
     Unmatched,
     /// Database or broker are not usable, or asked for the transaction to be run again.
@@ -39,7 +41,7 @@ impl Outcome {
             Self::Infrastructure(failure) | Self::Transient { failure, .. } | Self::Permanent { failure, .. } => {
                 Some(failure)
             }
-            Self::Done | Self::Duplicate | Self::Unmatched | Self::TransactionEnded => None,
+            Self::Done | Self::Duplicate | Self::Expired | Self::Unmatched | Self::TransactionEnded => None,
         }
     }
 
@@ -68,6 +70,7 @@ pub(crate) enum Reason {
     Unparsable,
     Null,
     BadId,
+    Expired,
     Future,
     Permanent,
     Exhausted,
@@ -79,10 +82,11 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Unparsable,
         Self::Null,
         Self::BadId,
+        Self::Expired,
         Self::Future,
         Self::Permanent,
         Self::Exhausted,
@@ -103,6 +107,7 @@ impl Reason {
             Self::Unparsable => "unparsable",
             Self::Null => "null",
             Self::BadId => "bad-id",
+            Self::Expired => "expired",
             Self::Future => "future",
             Self::Permanent => "permanent",
             Self::Exhausted => "exhausted",

@@ -11,7 +11,7 @@ pub enum DedupState {
     Done,
     /// The group has not processed it, and would know if it had.
     InWindow,
-    /// The group may have processed it and forgotten. Not told yet: nothing is forgotten so far.
+    /// The group may have processed it and forgotten.
     Expired,
     /// No id was found in its payload, so nothing is known.
     NoId,
@@ -28,6 +28,8 @@ pub(crate) struct Facts {
     pub lost_its_value: bool,
     /// What the dedup table knows of the event.
     pub state: DedupState,
+    /// Somebody wants this event handled even if the group may have forgotten it.
+    pub may_be_expired: bool,
 }
 
 /// What a replay does with a dead letter.
@@ -41,6 +43,9 @@ pub enum Action {
     Done,
     /// Skipped: a later letter of the same event stands in the queue.
     Superseded,
+    /// Refused: the group may have processed the event and forgotten it. Whoever knows that it did not can
+    /// allow it, event by event.
+    Expired,
     /// Skipped: its value did not fit into the queue. It may still be at its origin.
     WithoutValue,
     /// Refused: it is larger than the replay topic takes, see the topic's `max.message.bytes`.
@@ -57,7 +62,8 @@ pub(crate) fn action(facts: &Facts) -> Action {
         Facts { state: DedupState::Done, .. } => Action::Done,
         Facts { is_last: false, .. } => Action::Superseded,
         Facts { lost_its_value: true, .. } => Action::WithoutValue,
-        // An expired event is stopped by the group itself, as any delivery of it.
+        // The group would only dead-letter it again.
+        Facts { state: DedupState::Expired, may_be_expired: false, .. } => Action::Expired,
         Facts { state: DedupState::InWindow | DedupState::Expired | DedupState::NoId, .. } => Action::Replay,
     }
 }
@@ -68,11 +74,19 @@ mod tests {
 
     #[test]
     fn only_the_last_letter_of_an_unprocessed_event_goes() {
-        let facts = Facts { is_ours: true, is_last: true, lost_its_value: false, state: DedupState::InWindow };
+        let facts = Facts {
+            is_ours: true,
+            is_last: true,
+            lost_its_value: false,
+            state: DedupState::InWindow,
+            may_be_expired: false,
+        };
         let cases = [
             (facts, Action::Replay),
             (Facts { state: DedupState::NoId, ..facts }, Action::Replay),
-            (Facts { state: DedupState::Expired, ..facts }, Action::Replay),
+            (Facts { state: DedupState::Expired, ..facts }, Action::Expired),
+            (Facts { state: DedupState::Expired, may_be_expired: true, ..facts }, Action::Replay),
+            (Facts { state: DedupState::Done, may_be_expired: true, ..facts }, Action::Done),
             (Facts { state: DedupState::Done, ..facts }, Action::Done),
             (Facts { state: DedupState::Done, is_last: false, ..facts }, Action::Done),
             (Facts { is_last: false, ..facts }, Action::Superseded),

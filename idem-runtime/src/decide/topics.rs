@@ -66,12 +66,14 @@ pub(crate) fn judge(topic: &str, purpose: Purpose, settings: &Settings, needed_b
 
 /// Judges the tiers of a group against the time that the dedup table remembers: an event that is
 /// retried after that could be taken for a forgotten one.
-pub(crate) fn judge_tiers(group: &str, tiers: &[Duration], window: Duration) -> Option<Finding> {
+pub(crate) fn judge_tiers(group: &str, tiers: &[Duration], window: Duration, skew: Duration) -> Option<Finding> {
     let total: Duration = tiers.iter().sum();
-    (total >= window).then(|| {
+    (total + skew >= window).then(|| {
         Finding::Warning(format!(
-            "group `{group}` retries for {} in all, and IDEM_DEDUP_WINDOW is {}: shorten the tiers or widen the window",
+            "group `{group}` retries for {} in all, clocks may differ by {}, and IDEM_DEDUP_WINDOW is {}: shorten the \
+             tiers or widen the window",
             delay_name(total),
+            delay_name(skew),
             delay_name(window)
         ))
     })
@@ -82,6 +84,22 @@ pub(crate) fn judge_tiers(group: &str, tiers: &[Duration], window: Duration) -> 
 pub(crate) fn more_than_pool(in_progress: impl IntoIterator<Item = usize>, pool: usize) -> Option<usize> {
     let wanted = in_progress.into_iter().sum();
     (wanted > pool).then_some(wanted)
+}
+
+/// Judges what a topic keeps against the time that the dedup table remembers: an offset that is set back
+/// further delivers events that the group has forgotten.
+pub(crate) fn judge_window(topic: &str, settings: &Settings, window: Duration) -> Option<Finding> {
+    let (keeps, number) = match settings.retention_ms? {
+        retention @ 0.. if u128::from(retention.unsigned_abs()) <= window.as_millis() => return None,
+        retention @ 0.. => (delay_name(Duration::from_millis(retention.unsigned_abs())), retention),
+        retention => ("ever".to_owned(), retention),
+    };
+    Some(Finding::Warning(format!(
+        "topic `{topic}` keeps events for {keeps} (retention.ms={number}), and IDEM_DEDUP_WINDOW is {}: what is read again \
+         from before the window is taken for forgotten, and goes to the dead letters as `expired`; widen the window or \
+         shorten the retention",
+        delay_name(window)
+    )))
 }
 
 #[cfg(test)]
@@ -126,9 +144,21 @@ mod tests {
     #[test]
     fn tiers_longer_than_the_window_are_told_with_both_numbers() {
         let days = |days: u64| Duration::from_secs(days * 86_400);
-        assert_eq!(judge_tiers("g", &[days(1), days(2)], days(7)), None);
-        let finding = format!("{:?}", judge_tiers("g", &[days(3), days(4)], days(7)));
-        assert!(finding.contains("7d in all") && finding.contains("IDEM_DEDUP_WINDOW is 7d"), "{finding}");
+        assert_eq!(judge_tiers("g", &[days(1), days(2)], days(7), days(1)), None);
+        let finding = format!("{:?}", judge_tiers("g", &[days(3), days(3)], days(7), days(1)));
+        assert!(finding.contains("6d in all") && finding.contains("IDEM_DEDUP_WINDOW is 7d"), "{finding}");
+    }
+
+    #[test]
+    fn a_topic_that_keeps_more_than_the_window_is_told_with_both_numbers() {
+        let day = Duration::from_secs(86_400);
+        let of = |retention_ms| judge_window("t", &settings("delete", retention_ms, 0), day * 7);
+        assert_eq!(of(604_800_000), None, "Kafka's default and the library's");
+        assert_eq!(judge_window("t", &Settings::default(), day), None);
+        for (retention, text) in [(604_800_001, "retention.ms=604800001"), (-1, "for ever (retention.ms=-1)")] {
+            let finding = format!("{:?}", of(retention));
+            assert!(finding.contains(text) && finding.contains("IDEM_DEDUP_WINDOW is 7d"), "{finding}");
+        }
     }
 
     #[test]

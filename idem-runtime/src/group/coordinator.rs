@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::brakes::Brakes;
+use super::caught_up::Watch;
 use super::progress::{compare, write};
 use super::takeover::{self, Taken};
 use super::{GroupContext, progress};
@@ -77,6 +78,7 @@ pub(crate) struct Coordinator {
     metadata: String,
     idle_ticks: u32,
     brakes: Brakes,
+    ends: Watch,
 }
 
 impl Coordinator {
@@ -95,6 +97,7 @@ impl Coordinator {
             metadata,
             idle_ticks: 0,
             brakes: Brakes::default(),
+            ends: Watch::default(),
         })
     }
 
@@ -256,6 +259,10 @@ impl Coordinator {
                 self.group.health.set(Obstacle::Position(Arc::clone(&self.group.name)), reason);
             }
         }
+        if !self.owned.is_empty() && self.pending.is_empty() {
+            self.group.first_positions.note(&self.group.name);
+            self.ends.soon();
+        }
         if !assigned.is_empty() {
             self.consumer.send(Command::Start(assigned));
         }
@@ -271,6 +278,7 @@ impl Coordinator {
     async fn record_progress(&mut self) {
         self.look_after_lanes().await;
         self.brakes.look_after(&self.group, &self.owned).await;
+        self.ends.look(&self.group, &self.owned).await;
         self.idle_ticks += 1;
         // A write whose answer was lost is cleared up before the next one.
         let unsure = self.owned.values().any(|owned| owned.attempted.is_some());

@@ -1,6 +1,7 @@
 //! A consumer group: its handlers, its partitions, and its position in Kafka and in the database.
 
 mod brakes;
+mod caught_up;
 mod coordinator;
 mod progress;
 mod takeover;
@@ -22,6 +23,7 @@ use crate::kafka::names;
 use crate::kafka::producer::Producer;
 use crate::kafka::queue::Memory;
 use crate::money::Provider;
+use crate::pg::maintenance::FirstPositions;
 use crate::pg::session::Pools;
 use crate::run::RunError;
 use crate::spec::Transaction;
@@ -55,6 +57,8 @@ pub(crate) struct GroupContext {
     pub health: Health,
     /// Asks the maintenance for partitions of the dedup table.
     pub missing_partition: Arc<Notify>,
+    /// Tells the maintenance that the group's positions are known.
+    pub first_positions: FirstPositions,
     /// Asks the coordinator to compare the database with what it believes.
     pub doubt: Notify,
     pub failures: mpsc::UnboundedSender<RunError>,

@@ -39,7 +39,8 @@ pub(super) async fn write(
             server: owned.server.clone(),
             expected: owned.written,
             next_offset: *next_offset,
-            event_millis: *event_millis,
+            // A retry's own time says nothing of the events behind it.
+            event_millis: event_millis.filter(|_| !group.is_own_topic(&partition.topic)),
         });
     }
     let name = group.name.clone();

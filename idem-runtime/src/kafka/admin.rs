@@ -1,6 +1,6 @@
 //! The topics a group needs: found, made, or named.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use super::producer::LogContext;
 use super::{client_config, names, on_thread};
 use crate::config::Config;
-use crate::decide::topics::{self, Finding, Purpose, Settings, judge, judge_tiers};
+use crate::decide::topics::{self, Finding, Purpose, Settings, judge, judge_tiers, judge_window};
 
 /// What one group needs.
 pub(crate) struct Need {
@@ -100,7 +100,11 @@ async fn check_and_create(
             findings.extend(judge(&topic.name, topic.purpose, settings, needed(&topic.group)));
         }
     }
-    findings.extend(needs.iter().filter_map(|need| judge_tiers(&need.group, &need.tiers, config.dedup_window)));
+    let (window, skew) = (config.dedup_window, config.clock_skew);
+    findings.extend(needs.iter().filter_map(|need| judge_tiers(&need.group, &need.tiers, window, skew)));
+    let origins: BTreeSet<&str> = needs.iter().flat_map(|need| need.topics.iter().copied()).collect();
+    let judged = |topic| judge_window(topic, settings.get(topic)?, window);
+    findings.extend(origins.into_iter().filter_map(judged));
     let mut problems = Vec::new();
     for finding in findings {
         match finding {

@@ -39,6 +39,10 @@ impl Report<'_> {
         if let Some(replay) = self.origin.replay {
             headers.push((names::REPLAYED_AT, replay.at_millis.to_string()));
             headers.push((names::REPLAY_COUNT, replay.count.to_string()));
+            // A dead letter begins anew: whoever replays it decides again.
+            if replay.may_be_expired && self.reason.is_none() {
+                headers.push((names::ALLOW_EXPIRED, "true".to_owned()));
+            }
         }
         headers.extend(self.reason.map(|reason| (names::REASON, reason.as_str().to_owned())));
         headers

@@ -26,7 +26,7 @@ pub(crate) fn dlq_topic(group: &str) -> String {
 }
 
 /// The library's own headers. A record that moves on loses what it carries of these, and nothing else.
-pub(crate) const OWN_HEADERS: [&str; 12] = [
+pub(crate) const OWN_HEADERS: [&str; 13] = [
     ORIGIN_TOPIC,
     ORIGIN_PARTITION,
     ORIGIN_OFFSET,
@@ -39,6 +39,7 @@ pub(crate) const OWN_HEADERS: [&str; 12] = [
     REASON,
     REPLAYED_AT,
     REPLAY_COUNT,
+    ALLOW_EXPIRED,
 ];
 pub(crate) const ORIGIN_TOPIC: &str = "idem-origin-topic";
 pub(crate) const ORIGIN_PARTITION: &str = "idem-origin-partition";
@@ -52,6 +53,7 @@ pub(crate) const ERROR: &str = "idem-error";
 pub(crate) const REASON: &str = "idem-reason";
 pub(crate) const REPLAYED_AT: &str = "idem-replayed-at";
 pub(crate) const REPLAY_COUNT: &str = "idem-replay-count";
+pub(crate) const ALLOW_EXPIRED: &str = "idem-allow-expired";
 pub(crate) const TRACEPARENT: &str = "traceparent";
 
 #[cfg(test)]

@@ -71,6 +71,23 @@ impl Observer {
         .await
     }
 
+    /// One past the last offset of each log, of those that can be asked within a bound. The partitions must
+    /// exist. On a consumer's own connection each question would wait for a fetch that waits for records.
+    pub(crate) async fn ends(&self, partitions: Vec<Partition>) -> KafkaResult<HashMap<Partition, i64>> {
+        self.ask(move |client| {
+            let start = Instant::now();
+            let mut ends = HashMap::new();
+            for partition in partitions {
+                let left = (REQUEST * 3).saturating_sub(start.elapsed()).min(REQUEST);
+                if let Ok((_, end)) = client.fetch_watermarks(&partition.topic, partition.number, left) {
+                    ends.insert(partition, end);
+                }
+            }
+            Ok(ends)
+        })
+        .await
+    }
+
     /// What the group has committed, with the commits' metadata.
     pub(crate) async fn committed(&self, partitions: Vec<Partition>) -> KafkaResult<HashMap<Partition, (i64, String)>> {
         self.ask(move |client| committed_offsets(client, &partitions, REQUEST)).await

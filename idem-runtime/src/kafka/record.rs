@@ -52,11 +52,13 @@ impl Record {
     /// origin, first failure and the reason of the dead letter stay.
     pub(crate) fn headers_for_replay(&self, replay: Replay) -> OwnedHeaders {
         let (count, at) = (replay.count.to_string(), replay.at_millis.to_string());
-        headers::replace(
-            self.headers.as_ref(),
-            &[names::ATTEMPT, names::DUE_AT, names::REPLAYED_AT, names::REPLAY_COUNT],
-            &[(names::ATTEMPT, b"0"), (names::REPLAYED_AT, at.as_bytes()), (names::REPLAY_COUNT, count.as_bytes())],
-        )
+        let mut set: Vec<(&str, &[u8])> =
+            vec![(names::ATTEMPT, b"0"), (names::REPLAYED_AT, at.as_bytes()), (names::REPLAY_COUNT, count.as_bytes())];
+        if replay.may_be_expired {
+            set.push((names::ALLOW_EXPIRED, b"true"));
+        }
+        let replaced = [names::ATTEMPT, names::DUE_AT, names::REPLAYED_AT, names::REPLAY_COUNT, names::ALLOW_EXPIRED];
+        headers::replace(self.headers.as_ref(), &replaced, &set)
     }
 
     /// The headers with the library's own replaced by these.
@@ -87,6 +89,8 @@ pub(crate) struct Replay {
     pub count: u32,
     /// When last.
     pub at_millis: u64,
+    /// Somebody wants it handled although the group may have processed and forgotten it.
+    pub may_be_expired: bool,
 }
 
 impl Origin {
@@ -127,7 +131,10 @@ impl Origin {
             replay: text(names::REPLAY_COUNT)
                 .and_then(|count| count.parse().ok())
                 .zip(text(names::REPLAYED_AT).and_then(|millis| millis.parse().ok()))
-                .map(|(count, at_millis)| Replay { count, at_millis }),
+                .map(|(count, at_millis)| {
+                    let may_be_expired = text(names::ALLOW_EXPIRED) == Some("true");
+                    Replay { count, at_millis, may_be_expired }
+                }),
         })
     }
 }
@@ -206,15 +213,16 @@ mod tests {
         };
         let mut sizes = Vec::new();
         for count in 1..=9 {
-            record.headers = Some(record.headers_for_replay(Replay { count, at_millis: 2_000 }));
+            record.headers =
+                Some(record.headers_for_replay(Replay { count, at_millis: 2_000, may_be_expired: count < 5 }));
             let now = record.raw_headers();
             assert!(now.contains(&foreign));
             sizes.push(now.len());
             let origin = Origin::of_own(&now).unwrap();
             assert_eq!((origin.attempt, origin.due_at_millis, origin.first_failed_at_millis), (0, None, Some(900)));
-            assert_eq!(origin.replay, Some(Replay { count, at_millis: 2_000 }));
+            assert_eq!(origin.replay, Some(Replay { count, at_millis: 2_000, may_be_expired: count < 5 }));
         }
-        assert_eq!(sizes, [9; 9]);
+        assert_eq!(sizes, [10, 10, 10, 10, 9, 9, 9, 9, 9]);
     }
 
     #[test]

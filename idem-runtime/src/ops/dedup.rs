@@ -5,8 +5,9 @@ use std::panic::catch_unwind;
 
 use uuid::Uuid;
 
-use super::{Ops, OpsError};
+use super::{Ops, OpsError, Timestamp};
 pub use crate::decide::replay::DedupState;
+use crate::decide::window;
 use crate::handler::Handler;
 use crate::kafka::record::Record;
 use crate::registry;
@@ -45,10 +46,19 @@ fn plain_id(payload: &[u8]) -> Option<Uuid> {
     crate::event::decode_json::<Plain>(payload).ok().map(|plain| plain.event_id.uuid())
 }
 
-/// Which of the events the group has processed.
-pub(super) async fn done(ops: &Ops, group: &str, ids: Vec<Uuid>) -> Result<HashSet<Uuid>, OpsError> {
+/// What the group remembers of some events.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    done: HashSet<Uuid>,
+    /// The time below which it may have forgotten ids with a time, and natural keys.
+    horizon: Option<i64>,
+    natural_horizon: Option<i64>,
+}
+
+/// Asks what the group remembers of these events.
+pub(super) async fn memory(ops: &Ops, group: &str, ids: Vec<Uuid>) -> Result<Memory, OpsError> {
     if ids.is_empty() {
-        return Ok(HashSet::new());
+        return Ok(Memory::default());
     }
     let group = group.to_owned();
     ops.database("tell what the group has processed", move |connection| {
@@ -56,22 +66,40 @@ pub(super) async fn done(ops: &Ops, group: &str, ids: Vec<Uuid>) -> Result<HashS
             let found: Vec<Uuid> = sqlx::query_scalar(
                 "SELECT event_id FROM processed_event WHERE consumer_group = $1 AND event_id = ANY($2)",
             )
-            .bind(group)
+            .bind(&group)
             .bind(ids)
-            .fetch_all(connection)
+            .fetch_all(&mut *connection)
             .await?;
-            Ok(found.into_iter().collect())
+            // After the rows: what went meanwhile has raised it.
+            let horizons: Option<(Option<i64>, Option<i64>)> = sqlx::query_as(
+                "SELECT (extract(epoch FROM ids_before) * 1000)::bigint, \
+                        (extract(epoch FROM natural_before) * 1000)::bigint \
+                   FROM group_horizon WHERE consumer_group = $1",
+            )
+            .bind(&group)
+            .fetch_optional(connection)
+            .await?;
+            let (horizon, natural_horizon) = horizons.unwrap_or_default();
+            Ok(Memory { done: found.into_iter().collect(), horizon, natural_horizon })
         })
     })
     .await
 }
 
-/// The state of one event, by what is known to be done.
-pub(super) fn state(id: Option<Uuid>, done: &HashSet<Uuid>) -> DedupState {
-    match id {
-        None => DedupState::NoId,
-        Some(id) if done.contains(&id) => DedupState::Done,
-        Some(_) => DedupState::InWindow,
+impl Memory {
+    /// The state of one event, whose record was stamped at `record_millis`.
+    pub(super) fn state(&self, id: Option<Uuid>, record_millis: Option<Timestamp>) -> DedupState {
+        let Some(id) = id else { return DedupState::NoId };
+        if self.done.contains(&id) {
+            return DedupState::Done;
+        }
+        let id_millis = crate::EventId::try_from(id).ok().and_then(crate::EventId::unix_millis);
+        let horizon = if id_millis.is_some() { self.horizon } else { self.natural_horizon };
+        let record_millis = record_millis.and_then(|at| i64::try_from(at.0).ok());
+        match window::may_be_forgotten(id_millis, record_millis, horizon) {
+            true => DedupState::Expired,
+            false => DedupState::InWindow,
+        }
     }
 }
 
@@ -96,11 +124,21 @@ mod tests {
     }
 
     #[test]
-    fn a_state_follows_from_the_row() {
-        let (done, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
-        let rows = HashSet::from([done]);
-        assert_eq!(state(Some(done), &rows), DedupState::Done);
-        assert_eq!(state(Some(other), &rows), DedupState::InWindow);
-        assert_eq!(state(None, &rows), DedupState::NoId);
+    fn a_state_follows_from_the_row_and_then_from_the_horizon() {
+        let id = |millis: u128| Some(Uuid::from_u128(millis << 80 | 0x7000_8000_0000_0000_0001));
+        let natural = Some(Uuid::from_u128(0xff00_0000_0000_8000_8000_0000_0000_0001));
+        let memory = Memory { done: HashSet::from_iter(id(5)), horizon: Some(100), natural_horizon: Some(200) };
+        let cases = [
+            (id(5), None, DedupState::Done),
+            (id(6), None, DedupState::Expired),
+            (id(100), Some(Timestamp(1)), DedupState::InWindow),
+            (natural, Some(Timestamp(199)), DedupState::Expired),
+            (natural, Some(Timestamp(200)), DedupState::InWindow),
+            (None, Some(Timestamp(1)), DedupState::NoId),
+        ];
+        for (id, at, expected) in cases {
+            assert_eq!(memory.state(id, at), expected, "{id:?} {at:?}");
+        }
+        assert_eq!(Memory::default().state(id(6), None), DedupState::InWindow);
     }
 }

@@ -265,12 +265,13 @@ pub async fn show(
     let letter = Letter::of(&record, &headers);
     let origin_topic = letter.origin.as_ref().map(|origin| origin.topic.as_str());
     let event_id = dedup::id_of(&Ids::of_group(group), &record, origin_topic);
-    let done = dedup::done(ops, group, event_id.into_iter().collect()).await?;
+    let memory = dedup::memory(ops, group, event_id.into_iter().collect()).await?;
+    let state = memory.state(event_id, letter.origin.as_ref().and_then(|origin| origin.at));
     let shown = |bytes: &Option<Vec<u8>>| bytes.as_deref().filter(|_| with_payload).map(Bytes::new);
     Ok(LetterInFull {
         letter,
         event_id,
-        state: dedup::state(event_id, &done),
+        state,
         headers: headers
             .iter()
             .map(|(name, value)| Header { name: Bytes::new(name), value: value.as_deref().map(Bytes::new) })

@@ -55,6 +55,18 @@ pub enum OpsError {
         /// The offset.
         offset: i64,
     },
+    /// The existing dedup table can't be used, or not be changed.
+    #[error("{}", .problems.join("; "))]
+    Unusable {
+        /// Each of them, and what to do.
+        problems: Vec<String>,
+    },
+    /// The dedup table has no such day.
+    #[error("the dedup table has no day `{name}`: `idem partitions` lists what it has")]
+    NoPartition {
+        /// The partition.
+        name: String,
+    },
     /// Nobody knows the group.
     #[error("neither Kafka nor the database knows a position of group `{group}`: `idem group list` shows the groups")]
     NoGroup {

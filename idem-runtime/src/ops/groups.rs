@@ -8,6 +8,7 @@ use super::{Ops, OpsError, Timestamp};
 use crate::decide::position::CommittedBy;
 use crate::kafka::consumer::Partition;
 use crate::pg::brakes;
+use crate::pg::maintenance::floors;
 
 /// A group of `consumer_progress`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -18,8 +19,17 @@ pub struct Group {
     pub topics: Vec<String>,
     /// How many partitions they have.
     pub partitions: i64,
-    /// When it last recorded that it moved, or was taken over.
+    /// When its progress was last recorded.
     pub updated_at: Timestamp,
+    /// No event that it still has to read is older than this, but for clock skew; the dedup table keeps
+    /// rows from there on. None: not known yet, so it keeps all.
+    pub reads_from: Option<Timestamp>,
+    /// It may have forgotten events whose ids are older than this.
+    pub horizon: Option<Timestamp>,
+    /// It may have forgotten events with natural keys whose records are older than this.
+    pub natural_horizon: Option<Timestamp>,
+    /// Its events that wait in `parked_event`.
+    pub parked: i64,
 }
 
 /// The groups that the database knows.
@@ -29,18 +39,34 @@ pub struct Group {
 pub async fn list(ops: &Ops) -> Result<Vec<Group>, OpsError> {
     ops.database("list the groups", |connection| {
         Box::pin(async move {
-            let rows: Vec<(String, Vec<String>, i64, i64)> = sqlx::query_as(
-                "SELECT consumer_group, array_agg(DISTINCT topic ORDER BY topic), count(*), \
-                        (extract(epoch FROM max(updated_at)) * 1000)::bigint \
-                   FROM consumer_progress GROUP BY consumer_group ORDER BY consumer_group",
+            type Row = (String, Vec<String>, i64, i64, Option<i64>, Option<i64>, i64);
+            let rows: Vec<Row> = sqlx::query_as(
+                "SELECT name, topics, partitions, (extract(epoch FROM coalesce(updated_at, raised_at)) * 1000)::bigint, \
+                        (extract(epoch FROM ids_before) * 1000)::bigint, \
+                        (extract(epoch FROM natural_before) * 1000)::bigint, \
+                        (SELECT count(*) FROM parked_event WHERE consumer_group = name) \
+                   FROM (SELECT consumer_group AS name FROM consumer_progress UNION SELECT consumer_group FROM group_horizon) AS known \
+                   LEFT JOIN group_horizon ON consumer_group = name, \
+                LATERAL (SELECT coalesce(array_agg(DISTINCT topic ORDER BY topic), '{}') AS topics, count(*) AS partitions, \
+                                max(updated_at) AS updated_at \
+                           FROM consumer_progress WHERE consumer_group = name) AS progress \
+                  ORDER BY name",
             )
-            .fetch_all(connection)
+            .fetch_all(&mut *connection)
             .await?;
-            let group = |(group, topics, partitions, updated_at): (String, Vec<String>, i64, i64)| Group {
-                group,
+            let floors = floors(connection).await?;
+            let group = |(group, topics, partitions, updated_at, ids, naturals, parked): Row| Group {
                 topics,
                 partitions,
                 updated_at: Timestamp(updated_at.unsigned_abs()),
+                reads_from: floors
+                    .iter()
+                    .find(|floor| floor.group == group)
+                    .and_then(|floor| Timestamp::of_millis(floor.millis)),
+                horizon: ids.and_then(Timestamp::of_millis),
+                natural_horizon: naturals.and_then(Timestamp::of_millis),
+                parked,
+                group,
             };
             Ok(rows.into_iter().map(group).collect())
         })
@@ -153,7 +179,7 @@ pub async fn accept(ops: &Ops, group: &str) -> Result<Accepted, OpsError> {
     Ok(Accepted { group: group.to_owned(), lineage, partitions: others.into_iter().map(accepted).collect() })
 }
 
-fn refused(group: &str, error: KafkaError) -> OpsError {
+pub(super) fn refused(group: &str, error: KafkaError) -> OpsError {
     use RDKafkaErrorCode::{
         FencedMemberEpoch, IllegalGeneration, RebalanceInProgress, StaleMemberEpoch, UnknownMemberId,
     };

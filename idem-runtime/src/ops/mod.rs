@@ -20,9 +20,11 @@
 mod dedup;
 pub mod dlq;
 mod error;
+pub mod forget;
 pub mod groups;
 pub mod money;
 pub mod offsets;
+pub mod partitions;
 pub mod replay;
 pub mod settings;
 pub mod status;

@@ -27,6 +27,9 @@ pub struct Options {
     pub limit: Option<u64>,
     /// Only tell what would be done.
     pub dry_run: bool,
+    /// Send the event of the filter's `event_id` also if the group may have processed and forgotten it.
+    /// Without an `event_id` it means nothing: it is decided event by event.
+    pub allow_expired: bool,
 }
 
 /// What was done, or in a dry run would be.
@@ -50,6 +53,8 @@ pub struct Replayed {
     pub done: u64,
     /// Of them: a later letter of the same event stands in the queue, skipped.
     pub superseded: u64,
+    /// Of them: refused, because the group may have processed and forgotten them.
+    pub expired: u64,
     /// Of them: can't be replayed, because their value did not fit into the queue, they do not fit
     /// into the replay topic, or the library did not write them.
     pub impossible: u64,
@@ -105,6 +110,10 @@ pub struct ReplayedEvent {
 /// letters of one event only the last is sent, so that the queue does not double with each replay of
 /// an event that fails. An event processed in the meantime is recognised as a duplicate.
 ///
+/// An event that the group may have processed and forgotten is refused, since its effect might happen
+/// twice. The letter of one that was never processed, because it failed from the first, may be sent at any
+/// age: who knows that allows it, event by event.
+///
 /// # Errors
 /// When a topic is missing, a server is away, or the replay topic stops taking records.
 ///
@@ -147,6 +156,7 @@ pub async fn replay(
             replayed: 0,
             done: 0,
             superseded: 0,
+            expired: 0,
             impossible: 0,
             limit_reached: false,
             states: States::default(),
@@ -228,23 +238,28 @@ impl Work<'_> {
     /// Decides on each letter, and sends those that go.
     async fn send(&mut self, batch: Batch) -> Result<(), OpsError> {
         let ids: HashSet<Uuid> = batch.letters.iter().filter_map(|(_, id, _)| *id).collect();
-        let done = dedup::done(self.ops, &self.report.group, ids.into_iter().collect()).await?;
+        let memory = dedup::memory(self.ops, &self.report.group, ids.into_iter().collect()).await?;
         let now = clock::unix_millis();
         let mut sent = Vec::new();
         for (letter, event_id, record) in batch.letters {
-            let state = dedup::state(event_id, &done);
+            let state = memory.state(event_id, letter.origin.as_ref().and_then(|origin| origin.at));
             let last = letter.origin.as_ref().and_then(|origin| self.last.get(origin));
             let action = decide::action(&Facts {
                 is_ours: letter.origin.is_some(),
                 is_last: last.is_none_or(|last| *last == rank(&letter)),
                 lost_its_value: record.payload.is_none() && letter.reason.as_deref() != Some(Reason::Null.as_str()),
                 state,
+                may_be_expired: self.options.allow_expired && self.options.filter.event_id.is_some(),
             });
             if action == Action::Replay && self.options.limit.is_some_and(|limit| self.report.to_replay >= limit) {
                 self.report.limit_reached = true;
                 break;
             }
-            let replay = Replay { count: letter.replay_count.saturating_add(1), at_millis: now };
+            let replay = Replay {
+                count: letter.replay_count.saturating_add(1),
+                at_millis: now,
+                may_be_expired: state == DedupState::Expired,
+            };
             if action == Action::Replay {
                 let at = self.report.events.len();
                 sent.extend(self.producer.as_ref().map(|producer| {
@@ -303,6 +318,7 @@ impl Work<'_> {
             Action::Replay => report.to_replay += 1,
             Action::Done => report.done += 1,
             Action::Superseded => report.superseded += 1,
+            Action::Expired => report.expired += 1,
             Action::WithoutValue | Action::TooLarge | Action::Foreign => report.impossible += 1,
         }
     }

@@ -1,12 +1,15 @@
 //! The state of the whole: schema, dedup table, groups. And [`migrate`], which brings the schema up
 //! to date.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 use uuid::Uuid;
 
 use super::groups::{self, Group};
 use super::{Ops, OpsError, Timestamp, offsets};
-use crate::pg::{migrate as migrations, partitions};
+use crate::pg::adopt::{self, AdoptError};
+use crate::pg::{maintenance, migrate as migrations};
 
 /// The state of the whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -58,6 +61,10 @@ pub struct Dedup {
     pub estimated_rows: i64,
     /// Its size with all indexes.
     pub bytes: i64,
+    /// How long a row is kept after its event was processed, in milliseconds.
+    pub window_ms: u64,
+    /// The time of the oldest id in it.
+    pub oldest_event: Option<Timestamp>,
 }
 
 /// A group and how far it is behind.
@@ -68,6 +75,19 @@ pub struct GroupStatus {
     pub group: Group,
     /// Events that are not handled yet. None: see [`Status::kafka_error`].
     pub lag: Option<i64>,
+    /// The same for each partition, of those that have some.
+    pub lags: Vec<PartitionLag>,
+}
+
+/// How far a group is behind on one partition.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PartitionLag {
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: i32,
+    /// Events that are not handled yet.
+    pub lag: i64,
 }
 
 /// The state of the whole. A broker that is away leaves the lags out.
@@ -81,14 +101,18 @@ pub async fn status(ops: &Ops) -> Result<Status, OpsError> {
     for group in groups::list(ops).await? {
         // One failure is enough: each costs a timeout.
         let lag = match status.kafka_error {
-            None => offsets::offsets(ops, &group.group).await.map(|offsets| offsets.lag),
-            Some(_) => {
-                status.groups.push(GroupStatus { group, lag: None });
-                continue;
-            }
+            // Forgotten, but for its horizon.
+            None if group.partitions == 0 => Ok(None),
+            None => offsets::offsets(ops, &group.group).await.map(Some),
+            Some(_) => Ok(None),
         };
-        let lag = lag.inspect_err(|error| status.kafka_error = Some(error.to_string())).ok();
-        status.groups.push(GroupStatus { group, lag });
+        let offsets = lag.inspect_err(|error| status.kafka_error = Some(error.to_string())).ok().flatten();
+        let lags = offsets.iter().flat_map(|offsets| &offsets.partitions).filter_map(|found| {
+            let lag = found.lag.filter(|lag| *lag > 0)?;
+            Some(PartitionLag { topic: found.topic.clone(), partition: found.partition, lag })
+        });
+        let lags = lags.collect();
+        status.groups.push(GroupStatus { group, lag: offsets.map(|offsets| offsets.lag), lags });
     }
     Ok(status)
 }
@@ -100,10 +124,51 @@ pub async fn status(ops: &Ops) -> Result<Status, OpsError> {
 pub async fn migrate(ops: &Ops) -> Result<Schema, OpsError> {
     let pool = &ops.pools.service;
     let failed = |error| OpsError::database("apply the migrations", error);
+    adopt::check(&ops.pools, &BTreeSet::new()).await.map_err(refused)?;
     migrations::migrate(pool).await.map_err(failed)?;
-    let ahead = partitions::days_ahead(ops.config.clock_skew);
-    partitions::attach_ahead(pool, ahead).await.map_err(failed)?;
+    adopt::settle_horizons(&ops.pools, ops.config.clock_skew).await.map_err(failed)?;
+    let ahead = maintenance::days_ahead(ops.config.clock_skew);
+    maintenance::attach_ahead(&ops.pools, ahead).await.map_err(failed)?;
     schema(ops).await
+}
+
+/// Makes an existing `processed_event` that is in one piece the partitioned one, while everything runs, and
+/// brings the schema up to date. It can be repeated, and does nothing when it is done.
+///
+/// # Errors
+/// When the table can't be used or partitioned, and what to do; when the database is away, or refuses.
+///
+/// # Cancel safety
+/// Dropped in the middle, everything still works, but events with natural keys may wait until it is called
+/// again.
+pub async fn partition(ops: &Ops) -> Result<Schema, OpsError> {
+    migrate(ops).await?;
+    adopt::partition(&ops.pools, maintenance::days_ahead(ops.config.clock_skew)).await.map_err(refused)?;
+    schema(ops).await
+}
+
+/// Makes `processed_event` anew where its unique key holds `processed_at` or it is partitioned by
+/// something else than the id, copies the ids, and brings the schema up to date. The old table stays as
+/// `processed_event_before`. Who writes to it waits meanwhile.
+///
+/// # Errors
+/// When there is nothing to rebuild, or no way to; when the database is away, or refuses.
+///
+/// # Cancel safety
+/// Dropped in the middle, nothing was changed but the library's own tables.
+pub async fn rebuild(ops: &Ops) -> Result<Schema, OpsError> {
+    let failed = |error| OpsError::database("apply the migrations", error);
+    migrations::migrate(&ops.pools.service).await.map_err(failed)?;
+    let days = i32::try_from(ops.config.dedup_window.as_secs() / 86_400).unwrap_or(365).clamp(7, 365);
+    adopt::rebuild(&ops.pools, days).await.map_err(refused)?;
+    migrate(ops).await
+}
+
+fn refused(error: AdoptError) -> OpsError {
+    match error {
+        AdoptError::Unusable(problems) => OpsError::Unusable { problems },
+        AdoptError::Database(error) => OpsError::database("change the dedup table", error),
+    }
 }
 
 async fn schema(ops: &Ops) -> Result<Schema, OpsError> {
@@ -129,19 +194,24 @@ async fn schema(ops: &Ops) -> Result<Schema, OpsError> {
 }
 
 async fn dedup(ops: &Ops) -> Result<Dedup, OpsError> {
-    let row: (i64, i64, Option<String>, Option<String>, i64, i64) = ops
+    type Row = (i64, i64, Option<String>, Option<String>, i64, i64, Option<i64>);
+    let row: Row = ops
         .database("describe the dedup table", |connection| {
             Box::pin(async move {
                 sqlx::query_as(
                     "WITH part AS ( \
                          SELECT c.oid, c.reltuples, substring(c.relname FROM '^processed_event_([0-9]{8})$') AS day \
                            FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
-                          WHERE i.inhparent = 'processed_event'::regclass) \
+                          WHERE i.inhparent = 'processed_event'::regclass \
+                         UNION ALL SELECT c.oid, c.reltuples, NULL FROM pg_class c \
+                          WHERE c.oid = 'processed_event'::regclass AND c.relkind = 'r') \
                      SELECT count(*), count(day), \
                             to_char(min(to_date(day, 'YYYYMMDD')), 'YYYY-MM-DD'), \
                             to_char(max(to_date(day, 'YYYYMMDD')), 'YYYY-MM-DD'), \
                             coalesce(sum(greatest(reltuples, 0)), 0)::bigint, \
-                            coalesce(sum(pg_total_relation_size(oid)), 0)::bigint \
+                            coalesce(sum(pg_total_relation_size(oid)), 0)::bigint, \
+                            (SELECT idem_millis_of(event_id) FROM processed_event \
+                              WHERE event_id < 'ff000000-0000-0000-0000-000000000000' ORDER BY event_id LIMIT 1) \
                        FROM part",
                 )
                 .fetch_one(connection)
@@ -149,6 +219,8 @@ async fn dedup(ops: &Ops) -> Result<Dedup, OpsError> {
             })
         })
         .await?;
-    let (partitions, days, first_day, last_day, estimated_rows, bytes) = row;
-    Ok(Dedup { partitions, days, first_day, last_day, estimated_rows, bytes })
+    let (partitions, days, first_day, last_day, estimated_rows, bytes, oldest) = row;
+    let window_ms = u64::try_from(ops.config.dedup_window.as_millis()).unwrap_or(u64::MAX);
+    let oldest_event = oldest.and_then(Timestamp::of_millis);
+    Ok(Dedup { partitions, days, first_day, last_day, estimated_rows, bytes, window_ms, oldest_event })
 }

@@ -26,26 +26,32 @@ impl TransactionId {
 pub(crate) struct Inserted {
     /// The transaction that holds the new row. `None`: the row was there already.
     pub transaction: Option<TransactionId>,
+    /// The time below which the group may have forgotten ids of this kind, milliseconds since the Unix
+    /// epoch; told with a new row only.
+    pub horizon: Option<i64>,
     /// The run of the server that says so, as in [`Server`](super::progress::Server).
     pub server: String,
 }
 
-/// Inserts the dedup row.
+/// Inserts the dedup row. A row that is there is remembered, whatever the horizon; only where there was
+/// none, the horizon says whether there may have been one.
 ///
 /// Waits, up to `lock_timeout`, for another transaction that holds the same row uncommitted.
 /// Never call it inside a savepoint: rolling that back would drop the row and keep later writes.
 pub(crate) async fn insert(tx: &mut PgConnection, event_id: Uuid, group: &str) -> Result<Inserted, sqlx::Error> {
-    let (id, server): (Option<i64>, String) = sqlx::query_as(
+    let (id, horizon, server): (Option<i64>, Option<i64>, String) = sqlx::query_as(
         "WITH inserted AS ( \
              INSERT INTO processed_event (event_id, consumer_group) VALUES ($1, $2) \
-             ON CONFLICT DO NOTHING RETURNING pg_current_xact_id()::text::bigint AS id) \
-         SELECT (SELECT id FROM inserted), extract(epoch FROM pg_postmaster_start_time())::text",
+             ON CONFLICT DO NOTHING \
+             RETURNING pg_current_xact_id()::text::bigint AS id, \
+                       idem_horizon(consumer_group, event_id >= 'ff000000-0000-0000-0000-000000000000') AS horizon) \
+         SELECT (SELECT id FROM inserted), (SELECT horizon FROM inserted), extract(epoch FROM pg_postmaster_start_time())::text",
     )
     .bind(event_id)
     .bind(group)
     .fetch_one(tx)
     .await?;
-    Ok(Inserted { transaction: id.map(TransactionId), server })
+    Ok(Inserted { transaction: id.map(TransactionId), horizon, server })
 }
 
 /// What the check before COMMIT says.

@@ -14,32 +14,40 @@ pub(crate) struct InsertedMany {
     pub fresh: Vec<Uuid>,
     /// The transaction that holds their rows, and the guard. `None`: no id is new, no row was written.
     pub transaction: Option<TransactionId>,
+    /// The time below which the group may have forgotten ids of this kind, milliseconds since the Unix
+    /// epoch; told with a new row only.
+    pub horizon: Option<i64>,
     /// The run of the server that says so, as in [`Server`](super::progress::Server).
     pub server: String,
 }
 
-/// Inserts the dedup rows of these ids, and the guard. `ids` are sorted, so that two members that insert
+/// Inserts the dedup rows of these ids, all of one kind, and the guard. `ids` are sorted, so that two members that insert
 /// the same ones wait for each other in one direction, and distinct.
+///
+/// The horizon is read once, by a function that depends on what was inserted, so after all of it: see
+/// [`dedup::insert`].
 ///
 /// Waits, up to `lock_timeout`, for another transaction that holds one of the rows uncommitted.
 /// Never call it inside a savepoint: rolling that back would drop the rows and keep later writes.
 pub(crate) async fn insert(tx: &mut PgConnection, ids: &[Uuid], group: &str) -> Result<InsertedMany, sqlx::Error> {
     debug_assert!(ids.is_sorted_by(|one, next| one < next));
-    let (fresh, transaction, server): (Option<Vec<Uuid>>, Option<i64>, String) = sqlx::query_as(
+    let (fresh, horizon, transaction, server): (Option<Vec<Uuid>>, Option<i64>, Option<i64>, String) = sqlx::query_as(
         "WITH inserted AS ( \
              INSERT INTO processed_event (event_id, consumer_group) SELECT id, $2 FROM unnest($1::uuid[]) AS id \
              ON CONFLICT DO NOTHING RETURNING event_id), \
          guard AS ( \
              INSERT INTO transaction_guard (transaction_id) \
              SELECT pg_current_xact_id()::text::bigint WHERE EXISTS (SELECT FROM inserted) RETURNING transaction_id) \
-         SELECT (SELECT array_agg(event_id) FROM inserted), (SELECT transaction_id FROM guard), \
-                extract(epoch FROM pg_postmaster_start_time())::text",
+         SELECT fresh, CASE WHEN fresh IS NOT NULL THEN idem_horizon(fresh[1], $2) END, \
+                (SELECT transaction_id FROM guard), extract(epoch FROM pg_postmaster_start_time())::text \
+           FROM (SELECT array_agg(event_id) AS fresh FROM inserted) AS together",
     )
     .bind(ids)
     .bind(group)
     .fetch_one(tx)
     .await?;
-    Ok(InsertedMany { fresh: fresh.unwrap_or_default(), transaction: transaction.map(TransactionId::new), server })
+    let transaction = transaction.map(TransactionId::new);
+    Ok(InsertedMany { fresh: fresh.unwrap_or_default(), transaction, horizon, server })
 }
 
 /// [`dedup::check`], and lifts the guard.

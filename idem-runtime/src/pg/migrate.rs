@@ -14,6 +14,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (2, "create lane brake", include_str!("../../migrations/0002_create_lane_brake.sql")),
     (3, "create parked event", include_str!("../../migrations/0003_create_parked_event.sql")),
     (4, "create money", include_str!("../../migrations/0004_create_money.sql")),
+    (5, "create group horizon", include_str!("../../migrations/0005_create_group_horizon.sql")),
     (6, "create transaction guard", include_str!("../../migrations/0006_create_transaction_guard.sql")),
 ];
 
@@ -56,7 +57,7 @@ pub(crate) async fn schema_is_present(pool: &PgPool) -> Result<bool, sqlx::Error
     sqlx::query_scalar(
         "SELECT bool_and(to_regclass(name) IS NOT NULL) \
          FROM unnest(ARRAY['idem_lineage', 'processed_event', 'consumer_progress', 'lane_brake', 'parked_event', \
-                           'money_call', 'money_handler', 'transaction_guard']) AS name",
+                           'money_call', 'money_handler', 'group_horizon', 'transaction_guard']) AS name",
     )
     .fetch_one(pool)
     .await

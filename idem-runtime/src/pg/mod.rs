@@ -1,11 +1,12 @@
 //! Everything that talks to PostgreSQL.
 
+pub(crate) mod adopt;
 pub(crate) mod brakes;
 pub(crate) mod dedup;
 pub(crate) mod dedup_many;
+pub(crate) mod maintenance;
 pub(crate) mod migrate;
 pub(crate) mod money;
 pub(crate) mod parked;
-pub(crate) mod partitions;
 pub(crate) mod progress;
 pub(crate) mod session;

@@ -6,9 +6,13 @@ use std::sync::Arc;
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
+use super::maintenance::kind;
 use super::parked::{self, Waiting};
+use crate::decide::caught_up::Recorded;
 use crate::decide::progress::Row;
+use crate::decide::retention;
 use crate::kafka::consumer::Partition;
+use crate::kafka::names;
 
 /// One run of one server, told by when it started. A restart or a failover changes it, and only
 /// then can commits be lost that were confirmed before.
@@ -87,6 +91,76 @@ pub(crate) async fn read(
         })
         .collect();
     Ok((server, rows))
+}
+
+/// How far a group has read in time.
+#[derive(Debug)]
+pub(crate) struct Times {
+    /// By the database's clock, milliseconds since the Unix epoch.
+    pub now: i64,
+    pub positions: Vec<Recorded>,
+}
+
+/// Reads how far a group has read.
+pub(crate) async fn times(connection: &mut PgConnection, group: &str) -> Result<Times, sqlx::Error> {
+    type Row = (i64, Option<String>, Option<i64>, Option<i64>, Option<i64>);
+    let rows: Vec<Row> = sqlx::query_as(
+        "SELECT (extract(epoch FROM now()) * 1000)::bigint, topic, (extract(epoch FROM event_time) * 1000)::bigint, \
+                (extract(epoch FROM caught_up_at) * 1000)::bigint, (extract(epoch FROM updated_at) * 1000)::bigint \
+           FROM (SELECT 1) AS always LEFT JOIN consumer_progress ON consumer_group = $1",
+    )
+    .bind(group)
+    .fetch_all(connection)
+    .await?;
+    let now = rows.first().map(|(now, ..)| *now).unwrap_or_default();
+    let recorded = |(_, topic, event, caught_up, updated): Row| {
+        let (topic, updated) = topic.zip(updated)?;
+        let position = retention::Position { topic: kind(group, &topic), event, caught_up, updated };
+        Some(Recorded::new(names::retry_delay(group, &topic), position))
+    };
+    Ok(Times { now, positions: rows.into_iter().filter_map(recorded).collect() })
+}
+
+/// That a partition had been read to its end.
+#[derive(Debug)]
+pub(crate) struct CaughtUp {
+    pub partition: Partition,
+    pub epoch: i64,
+    pub server: Server,
+    /// Everything was read, if the recorded position is as far as this.
+    pub read_to: i64,
+    /// For a retry topic: no event that comes into it is older.
+    pub floor_millis: Option<i64>,
+}
+
+/// Notes at which time partitions had been read to their ends: those whose recorded position is as far.
+pub(crate) async fn note_caught_up(
+    connection: &mut PgConnection,
+    group: &str,
+    at_millis: i64,
+    notes: &[CaughtUp],
+) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "UPDATE consumer_progress AS row \
+            SET caught_up_at = greatest(row.caught_up_at, to_timestamp($2 / 1000.0)), updated_at = now(), \
+                event_time = coalesce(to_timestamp(new.floor / 1000.0), row.event_time) \
+           FROM unnest($3::text[], $4::int[], $5::bigint[], $6::text[], $7::bigint[], $8::bigint[]) \
+                AS new(topic, partition, epoch, server, read_to, floor) \
+          WHERE row.consumer_group = $1 AND row.topic = new.topic AND row.partition = new.partition \
+            AND row.epoch = new.epoch AND row.next_offset >= new.read_to \
+            AND extract(epoch FROM pg_postmaster_start_time())::text = new.server",
+    )
+    .bind(group)
+    .bind(at_millis)
+    .bind(notes.iter().map(|note| &*note.partition.topic).collect::<Vec<&str>>())
+    .bind(notes.iter().map(|note| note.partition.number).collect::<Vec<i32>>())
+    .bind(notes.iter().map(|note| note.epoch).collect::<Vec<i64>>())
+    .bind(notes.iter().map(|note| &*note.server).collect::<Vec<&str>>())
+    .bind(notes.iter().map(|note| note.read_to).collect::<Vec<i64>>())
+    .bind(notes.iter().map(|note| note.floor_millis).collect::<Vec<Option<i64>>>())
+    .execute(connection)
+    .await
+    .map(drop)
 }
 
 /// What a takeover finds.
@@ -183,7 +257,7 @@ pub(crate) async fn take_over(
         "INSERT INTO consumer_progress AS row (consumer_group, topic, partition, epoch, next_offset, reread_below) \
          SELECT $1, * FROM unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[]) \
          ON CONFLICT (consumer_group, topic, partition) DO UPDATE \
-            SET next_offset = excluded.next_offset, updated_at = now(), \
+            SET next_offset = excluded.next_offset, updated_at = now(), event_time = NULL, caught_up_at = NULL, \
                 reread_below = greatest(row.reread_below, excluded.reread_below) \
           WHERE row.next_offset <> excluded.next_offset OR excluded.reread_below IS NOT NULL",
     )

@@ -158,6 +158,44 @@ where
     result
 }
 
+/// Runs a transaction of the library's own that may take as long as `bound`, on a connection of the
+/// service pool. It waits for no lock longer than two seconds: an insert queues behind a request that
+/// waits, so it is better to give up and come again. A second is what the server takes to cancel an
+/// autovacuum that is in the way.
+///
+/// # Cancel safety
+/// Dropping it closes the connection, which rolls back.
+pub(crate) async fn in_transaction<T, W>(pools: &Pools, bound: Duration, work: W) -> Result<T, sqlx::Error>
+where
+    W: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>,
+{
+    let mut session = Session::acquire(&pools.service).await?;
+    let limits = format!("SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '{}ms'", bound.as_millis());
+    let result = tokio::time::timeout(bound, async {
+        let mut tx = session.connection.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+        sqlx::raw_sql(sqlx::AssertSqlSafe(limits)).execute(&mut *tx).await?;
+        let value = work(&mut tx).await?;
+        tx.commit().await?;
+        Ok(value)
+    })
+    .await
+    .unwrap_or_else(|_elapsed| Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())));
+    if result.is_ok() {
+        session.release();
+    }
+    result
+}
+
+/// Runs statements that can't be in a transaction on a connection that is closed afterwards, with
+/// whatever they set for the session. They take as long as they take.
+pub(crate) async fn on_own_connection<T, W>(pools: &Pools, work: W) -> Result<T, sqlx::Error>
+where
+    W: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>>,
+{
+    let mut session = Session::acquire(&pools.service).await?;
+    work(&mut session.connection).await
+}
+
 /// Bounds the wait for the server's answer. After it, the connection must be closed.
 pub(crate) async fn bounded<T>(answer: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
     match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {

@@ -17,7 +17,7 @@ use futures_util::FutureExt;
 use tracing::Instrument;
 
 use super::gather::{Event, Run, most};
-use super::{Connection, after_error, in_place_backoff, rolled_back, span, wait_in_place, waiting};
+use super::{Connection, after_error, expired, in_place_backoff, rolled_back, span, wait_in_place, waiting};
 use crate::decide::batch_size::BatchSize;
 use crate::decide::circuit::Note;
 use crate::decide::sql_error;
@@ -87,6 +87,11 @@ pub(crate) async fn settle(
                     break;
                 }
             }
+            Attempt::Expired(aside) => {
+                for at in aside.into_iter().rev() {
+                    settled.alone.push(run.events.remove(at).record);
+                }
+            }
             Attempt::Failed { at: Some(at) } if settled.alone.len() < MOST_ASIDE && run.events.len() > 1 => {
                 size.failed();
                 settled.alone.push(run.events.remove(at).record);
@@ -116,6 +121,8 @@ enum Attempt {
     Committed { fresh: Vec<bool> },
     /// The infrastructure's: all of it again, in place.
     Again(Failure),
+    /// These may have been processed and forgotten; the transaction was rolled back.
+    Expired(Vec<usize>),
     /// One event failed, if known which one; the transaction was rolled back.
     Failed { at: Option<usize> },
     /// The handler ended the transaction itself.
@@ -189,13 +196,17 @@ async fn transaction(
             return (again(error), connection);
         }
     };
-    // An id that is there twice is fresh the first time. An event that must not be handled although its
-    // row is new would be one that failed, here: it is set aside, and gets its reason alone.
+    // An id that is there twice is fresh the first time.
     let mut new: HashSet<_> = inserted.fresh.into_iter().collect();
     let fresh: Vec<bool> = events.iter().map(|event| new.remove(&event.id.uuid())).collect();
     let Some(transaction_id) = inserted.transaction else {
         return (Attempt::Committed { fresh }, rolled_back(tx).await);
     };
+    let is_expired = |event: &Event| expired(handler, event.id, &event.origin, inserted.horizon).is_some();
+    let aside: Vec<usize> = (0..events.len()).filter(|at| fresh[*at] && is_expired(&events[*at])).collect();
+    if !aside.is_empty() {
+        return (Attempt::Expired(aside), rolled_back(tx).await);
+    }
 
     // handler
     let called = call(group, handler, events, decoded, &fresh, &mut tx, stop).await;

@@ -22,6 +22,7 @@ mod binaries;
 mod broker;
 mod copy;
 mod error;
+mod fill;
 #[doc(hidden)]
 pub mod headers;
 mod ports;
@@ -32,6 +33,7 @@ mod user;
 
 pub use broker::MockBroker;
 pub use error::TestingError;
+pub use fill::fill_day;
 pub use ports::free_port;
 pub use postgres::Postgres;
 pub use provider::{Provider, ProviderCharge, ProviderFault, ProviderRequest};
