@@ -272,6 +272,7 @@ impl Report for Forgotten {
             ("positions", self.positions.to_string()),
             ("parked events", self.parked.to_string()),
             ("brakes", self.brakes.to_string()),
+            ("names of money calls", self.money_names.to_string()),
         ]);
         format!("{counts}\ngroup {} is forgotten", self.group)
     }

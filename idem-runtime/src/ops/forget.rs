@@ -19,9 +19,11 @@ pub struct Forgotten {
     pub parked: u64,
     /// Brakes that were deleted.
     pub brakes: u64,
+    /// Names of money calls that other groups may have now. What is known of the calls stays.
+    pub money_names: u64,
 }
 
-/// Forgets a group without members: its positions, parked events and brakes. Its days of the dedup table
+/// Forgets a group without members: its positions, parked events, brakes and names of money calls. Its days of the dedup table
 /// are not kept for it any more.
 ///
 /// Its horizon stays, and so do its rows in the window: should the group run again after all, it begins
@@ -33,23 +35,24 @@ pub struct Forgotten {
 pub async fn forget(ops: &Ops, group: &str) -> Result<Forgotten, OpsError> {
     refuse_while_running(ops, group).await?;
     let name = group.to_owned();
-    let [positions, parked, brakes] = ops
+    let [positions, parked, brakes, money_names] = ops
         .database("forget the group", move |connection| Box::pin(async move { delete(connection, &name).await }))
         .await?;
-    if positions + parked + brakes == 0 {
+    if positions + parked + brakes + money_names == 0 {
         return Err(OpsError::NoGroup { group: group.to_owned() });
     }
-    Ok(Forgotten { group: group.to_owned(), positions, parked, brakes })
+    Ok(Forgotten { group: group.to_owned(), positions, parked, brakes, money_names })
 }
 
 /// What each table keeps for the group; one line for each.
-async fn delete(connection: &mut PgConnection, group: &str) -> Result<[u64; 3], sqlx::Error> {
+async fn delete(connection: &mut PgConnection, group: &str) -> Result<[u64; 4], sqlx::Error> {
     let mut tx = connection.begin().await?;
-    let mut deleted = [0; 3];
+    let mut deleted = [0; 4];
     for (deleted, statement) in deleted.iter_mut().zip([
         "DELETE FROM consumer_progress WHERE consumer_group = $1",
         "DELETE FROM parked_event WHERE consumer_group = $1",
         "DELETE FROM lane_brake WHERE consumer_group = $1",
+        "DELETE FROM money_handler WHERE consumer_group = $1",
     ]) {
         *deleted = sqlx::query(statement).bind(group).execute(&mut *tx).await?.rows_affected();
     }

@@ -286,15 +286,6 @@ pub(crate) async fn session_limits(
     Ok(settings.into_iter().map(limit).collect())
 }
 
-/// Forgets whose calls have which name. What is known of the calls stays. Returns how many names
-/// are free again.
-#[allow(dead_code, reason = "for an order to forget a group, which is not there yet")]
-pub(crate) async fn forget_group(connection: &mut PgConnection, group: &str) -> Result<u64, sqlx::Error> {
-    let done =
-        sqlx::query("DELETE FROM money_handler WHERE consumer_group = $1").bind(group).execute(connection).await?;
-    Ok(done.rows_affected())
-}
-
 /// Deletes at most `limit` calls that were last asked for longer ago than the window. What is
 /// unknown, or applied without the event's effects, stays until somebody resolved it. Returns how
 /// many went.
