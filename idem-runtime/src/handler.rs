@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use sqlx::{PgConnection, Postgres, Transaction};
+use sqlx::PgConnection;
 
 use crate::error::HandlerResult;
 use crate::event::{DecodeError, DecodedEvent, EventId};
@@ -31,20 +31,20 @@ use crate::spec::HandlerSpec;
 /// }
 /// ```
 pub struct Tx<'c> {
-    pub(crate) inner: Transaction<'c, Postgres>,
+    pub(crate) connection: &'c mut PgConnection,
 }
 
 impl Deref for Tx<'_> {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
-        &self.inner
+        self.connection
     }
 }
 
 impl DerefMut for Tx<'_> {
     fn deref_mut(&mut self) -> &mut PgConnection {
-        &mut self.inner
+        self.connection
     }
 }
 

@@ -42,8 +42,9 @@ use crate::kafka::record::{Origin, Record};
 use crate::money;
 use crate::move_on::move_on;
 use crate::parking::Parking;
-use crate::pg::dedup::{self, Check, Inserted, TransactionId};
-use crate::pg::session::{Session, bounded, on_service};
+use crate::pg::dedup::{self, Check, Commit, Inserted, TransactionId};
+use crate::pg::event_session::{self, EventSession};
+use crate::pg::session::{bounded, on_service};
 use crate::run::RunError;
 use crate::stop::Stop;
 
@@ -238,14 +239,13 @@ async fn attempt(group: &GroupContext, claim: Claim<'_>, handler: &Handler, deli
     let Ok(_permit) = group.permits.acquire().await else {
         return Outcome::Infrastructure(Failure::new("the run is ending"));
     };
-    let mut session = match Session::acquire(&group.pools.handlers).await {
+    let mut session = match group.pools.handlers.acquire().await {
         Ok(session) => session,
         Err(error) => return infrastructure(error),
     };
     let id = event.id.uuid();
     let ended = transaction(group, claim, handler, event, delivered, &mut session).instrument(span).await;
     match ended {
-        (Outcome::Done, _) if session.is_in_transaction() => Outcome::TransactionEnded,
         (outcome, Connection::Usable) => {
             session.release();
             outcome
@@ -282,15 +282,11 @@ async fn transaction(
     handler: &Handler,
     event: DecodedEvent,
     delivered: Delivered<'_>,
-    session: &mut Session,
+    session: &mut EventSession<'_>,
 ) -> (Outcome, Connection) {
-    let mut tx = match session.begin().await {
-        Ok(tx) => tx,
-        Err(error) => return (infrastructure(error), Connection::Unknown),
-    };
-
-    // dedup insert
-    let transaction_id = match bounded(dedup::insert(&mut tx, event.id.uuid(), &group.name)).await {
+    // begin, dedup insert
+    let mut tx = session.tx();
+    let transaction_id = match bounded(dedup::begin(&mut tx, event.id.uuid(), &group.name)).await {
         // Another server, or another run of it, than the one the position was read from: what either
         // says is done may be unknown to the other. The coordinator goes back first.
         Ok(inserted) if inserted.server != claim.server => {
@@ -331,41 +327,43 @@ async fn transaction(
 
     // check
     let owner = claim.parking.map(Parking::owner);
-    let calls = money.as_ref().filter(|_| failed.is_none());
-    let checked = async {
-        if let Some(calls) = calls {
-            calls.record(&mut tx, transaction_id).await?;
-        }
-        dedup::check(&mut tx, transaction_id, owner).await
-    };
-    match (bounded(checked).await, failed) {
-        (Ok(Check::Whole), None) => {}
-        (Ok(Check::Ended), _) => return (Outcome::TransactionEnded, Connection::Unknown),
-        (Ok(Check::NotOwner), _) => {
-            group.doubt.notify_one();
-            let failure = Failure::new("another member has taken the partition over");
-            return (Outcome::Infrastructure(failure), rolled_back(tx).await);
-        }
-        (Ok(Check::Whole), Some(error)) => return (error.into(), rolled_back(tx).await),
-        // Its error aborted the transaction, or took the connection with it.
-        (Err(check), Some(error)) => return (error.into(), after_error(tx, &check).await),
-        (Err(check), None) if sql_error::class(&check) == Class::Infrastructure => {
-            return (infrastructure(check), Connection::Unknown);
-        }
-        (Err(_), None) => {
-            let text = "the handler returned Ok after a database error that aborted the transaction";
-            return (transient(text, false), Connection::Unknown);
-        }
+    if let Some(error) = failed {
+        return match bounded(dedup::check(&mut tx, transaction_id, owner)).await {
+            Ok(Check::Ended) => (Outcome::TransactionEnded, Connection::Unknown),
+            Ok(Check::NotOwner) => (replaced(group), rolled_back(tx).await),
+            Ok(Check::Whole) => (error.into(), rolled_back(tx).await),
+            // The error aborted the transaction, or took the connection with it.
+            Err(check) => (error.into(), after_error(tx, &check).await),
+        };
     }
 
-    // commit; a deferred constraint of the user's tables fails here, with the class of its SQLSTATE
-    match bounded(tx.inner.commit()).await {
-        Ok(()) => (Outcome::Done, Connection::Usable),
-        Err(error) => {
+    // check, commit
+    let committed = async {
+        if let Some(calls) = &money {
+            calls.record(&mut tx, transaction_id).await?;
+        }
+        dedup::commit(&mut tx, transaction_id, owner).await
+    };
+    match bounded(committed).await {
+        Ok(Commit::Done) => (Outcome::Done, Connection::Usable),
+        Ok(Commit::Ended) => (Outcome::TransactionEnded, Connection::Unknown),
+        Ok(Commit::NotOwner) => (replaced(group), rolled_back(tx).await),
+        // A deferred constraint of the user's tables, with the class of its SQLSTATE.
+        Ok(Commit::Failed(error)) => {
             let usable = sql_error::leaves_connection_usable(&error);
             (HandlerError::from(error).into(), if usable { Connection::Usable } else { Connection::Unknown })
         }
+        Err(error) if sql_error::class(&error) == Class::Infrastructure => (infrastructure(error), Connection::Unknown),
+        Err(_) => {
+            let text = "the handler returned Ok after a database error that aborted the transaction";
+            (transient(text, false), Connection::Unknown)
+        }
     }
+}
+
+fn replaced(group: &GroupContext) -> Outcome {
+    group.doubt.notify_one();
+    Outcome::Infrastructure(Failure::new("another member has taken the partition over"))
 }
 
 /// The money calls that the handler may make, if it makes any.
@@ -381,7 +379,7 @@ fn money_calls(
 }
 
 async fn rolled_back(tx: crate::handler::Tx<'_>) -> Connection {
-    match bounded(tx.inner.rollback()).await {
+    match bounded(event_session::rollback(tx.connection)).await {
         Ok(()) => Connection::Usable,
         Err(_) => Connection::Unknown,
     }

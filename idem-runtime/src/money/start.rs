@@ -30,7 +30,7 @@ pub(crate) async fn register(pools: &Pools, config: &Config, handlers: &[Handler
     if with_money(handlers).next().is_none() {
         return Ok(Vec::new());
     }
-    let mut session = Session::acquire(&pools.handlers).await?;
+    let mut session = Session::acquire(pools.handlers.pool()).await?;
     let found = bounded(async {
         let mut problems = Vec::new();
         let mut tx = session.connection().begin().await?;

@@ -4,6 +4,7 @@ pub(crate) mod adopt;
 pub(crate) mod brakes;
 pub(crate) mod dedup;
 pub(crate) mod dedup_many;
+pub(crate) mod event_session;
 pub(crate) mod maintenance;
 pub(crate) mod migrate;
 pub(crate) mod money;

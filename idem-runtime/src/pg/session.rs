@@ -1,6 +1,7 @@
 //! Connections: the pools, their session settings, and a guard for one event's connection.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -8,8 +9,8 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, PgConnection, PgPool, Postgres};
 
+use super::event_session::EventSessions;
 use crate::decide::sql_error;
-use crate::handler::Tx;
 
 /// Longest wait for a row or table lock; then the transaction is run again.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +31,7 @@ const MONEY_CONNECTIONS: u32 = 16;
 /// of their own: there may be thousands a second.
 #[derive(Clone)]
 pub(crate) struct Pools {
-    pub handlers: PgPool,
+    pub handlers: Arc<EventSessions>,
     pub service: PgPool,
     pub money: PgPool,
 }
@@ -76,7 +77,7 @@ impl Pools {
         let handlers = options.clone().options([("default_transaction_read_only", "on")]);
         let money = size.div_ceil(HANDLERS_PER_MONEY_CONNECTION).clamp(2, MONEY_CONNECTIONS);
         Self {
-            handlers: pool(handlers, size),
+            handlers: Arc::new(EventSessions::new(pool(handlers, size))),
             service: pool(options.clone(), SERVICE_CONNECTIONS),
             money: pool(options, money),
         }
@@ -92,7 +93,7 @@ async fn refuse_standby(connection: &mut PgConnection) -> Result<(), sqlx::Error
     Ok(())
 }
 
-/// One event's connection. It goes back to the pool only after [`Session::release`]: a future dropped
+/// A connection for statements of the library's own. It goes back to the pool only after [`Session::release`]: a future dropped
 /// in the middle of a statement leaves a connection whose state nobody knows.
 pub(crate) struct Session {
     connection: PoolConnection<Postgres>,
@@ -103,12 +104,6 @@ impl Session {
     /// Takes a connection of the pool.
     pub(crate) async fn acquire(pool: &PgPool) -> Result<Self, sqlx::Error> {
         Ok(Self { connection: pool.acquire().await?, clean: false })
-    }
-
-    /// Begins the event's transaction. What a former event's handler SET for the session is undone.
-    pub(crate) async fn begin(&mut self) -> Result<Tx<'_>, sqlx::Error> {
-        let begin = "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
-        Ok(Tx { inner: bounded(self.connection.begin_with(begin)).await? })
     }
 
     /// Gives the connection back to the pool. One that is still inside a transaction is closed: a
@@ -127,11 +122,6 @@ impl Session {
         if result.is_ok() || result.as_ref().is_err_and(sql_error::leaves_connection_usable) {
             self.release();
         }
-    }
-
-    /// Whether the last COMMIT left a transaction open.
-    pub(crate) fn is_in_transaction(&self) -> bool {
-        self.connection.is_in_transaction()
     }
 }
 

@@ -28,7 +28,8 @@ use crate::handler::{Decoded, Delivered, Handler, ParamSource, Tx};
 use crate::kafka::queue::Queued;
 use crate::pg::dedup::{self, Check};
 use crate::pg::dedup_many;
-use crate::pg::session::{Session, bounded};
+use crate::pg::event_session::{self, EventSession};
+use crate::pg::session::bounded;
 use crate::run::RunError;
 use crate::stop::Stop;
 
@@ -137,7 +138,7 @@ async fn attempt(group: &GroupContext, server: &str, run: &mut Run<'_>, stop: &S
     let Ok(_permit) = group.permits.acquire().await else {
         return Attempt::Again(Failure::new("the run is ending"));
     };
-    let mut session = match Session::acquire(&group.pools.handlers).await {
+    let mut session = match group.pools.handlers.acquire().await {
         Ok(session) => session,
         Err(error) => return Attempt::Again(Failure::new(error)),
     };
@@ -150,8 +151,6 @@ async fn attempt(group: &GroupContext, server: &str, run: &mut Run<'_>, stop: &S
     let (attempt, connection) =
         transaction(group, server, run.handler, &run.events, decoded, &mut session, stop).instrument(batch).await;
     match (attempt, connection) {
-        // A savepoint that a handler left open turned COMMIT into its release.
-        (Attempt::Committed { .. }, _) if session.is_in_transaction() => Attempt::Ended,
         (attempt, Connection::Usable) => {
             session.release();
             attempt
@@ -167,14 +166,14 @@ async fn transaction(
     handler: &Handler,
     events: &[Event],
     decoded: Box<dyn Decoded>,
-    session: &mut Session,
+    session: &mut EventSession<'_>,
     stop: &Stop,
 ) -> (Attempt, Connection) {
     let again = |error: sqlx::Error| Attempt::Again(Failure::new(error));
-    let mut tx = match session.begin().await {
-        Ok(tx) => tx,
-        Err(error) => return (again(error), Connection::Unknown),
-    };
+    let mut tx = session.tx();
+    if let Err(error) = bounded(event_session::begin(&mut tx)).await {
+        return (again(error), Connection::Unknown);
+    }
 
     // dedup insert of all, and the guard
     let mut ids: Vec<_> = events.iter().map(|event| event.id.uuid()).collect();
@@ -236,7 +235,7 @@ async fn transaction(
     }
 
     // commit; a deferred constraint of the user's tables fails here, and does not say for which event
-    match bounded(tx.inner.commit()).await {
+    match bounded(event_session::commit(tx.connection)).await {
         Ok(()) => {
             // Others may have failed for one cause; these did not.
             if let (Some(circuit), Some(event)) = (group.circuit(handler.spec.name), events.first()) {
