@@ -33,7 +33,7 @@ pub(crate) async fn register(pools: &Pools, config: &Config, handlers: &[Handler
     let mut session = Session::acquire(pools.handlers.pool()).await?;
     let found = bounded(async {
         let mut problems = Vec::new();
-        let mut tx = session.connection().begin().await?;
+        let mut tx = session.connection().begin_with("BEGIN READ WRITE").await?;
         for handler in with_money(handlers) {
             let spec = &handler.spec;
             let operation = spec.money.and_then(|money| money.operation).unwrap_or_default();

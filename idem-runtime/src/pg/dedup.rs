@@ -41,7 +41,8 @@ pub(crate) async fn prepare(connection: &mut PgConnection) -> Result<(), sqlx::E
          WITH inserted AS ( \
              INSERT INTO processed_event (event_id, consumer_group) VALUES ($1, $2) \
              ON CONFLICT DO NOTHING \
-             RETURNING pg_current_xact_id()::text::bigint AS id, idem_horizon(event_id, consumer_group) AS horizon) \
+             RETURNING pg_current_xact_id()::text::bigint AS id, \
+                       idem_horizon(consumer_group, event_id >= 'ff000000-0000-0000-0000-000000000000') AS horizon) \
          SELECT (SELECT id FROM inserted), (SELECT horizon FROM inserted), \
                 extract(epoch FROM pg_postmaster_start_time())::text";
     sqlx::raw_sql(insert).execute(connection).await?;

@@ -38,7 +38,8 @@ pub(crate) async fn insert(tx: &mut PgConnection, ids: &[Uuid], group: &str) -> 
          guard AS ( \
              INSERT INTO transaction_guard (transaction_id) \
              SELECT pg_current_xact_id()::text::bigint WHERE EXISTS (SELECT FROM inserted) RETURNING transaction_id) \
-         SELECT fresh, CASE WHEN fresh IS NOT NULL THEN idem_horizon(fresh[1], $2) END, \
+         SELECT fresh, CASE WHEN fresh IS NOT NULL \
+                            THEN idem_horizon($2, fresh[1] >= 'ff000000-0000-0000-0000-000000000000') END, \
                 (SELECT transaction_id FROM guard), extract(epoch FROM pg_postmaster_start_time())::text \
            FROM (SELECT array_agg(event_id) AS fresh FROM inserted) AS together",
     )
