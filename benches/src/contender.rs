@@ -53,12 +53,10 @@ impl Contender {
         let of_peer = [servers.kafka.bootstrap(), &database.url, topic, &group, &count];
         let seconds = match self {
             Self::Pgbench(script, clients) => return pgbench(servers, database, *script, *clients).await,
-            Self::Idem { group, pool } => {
-                let mut variables = servers.variables(database);
-                variables.push(("IDEM_POOL_SIZE".to_owned(), pool.to_string()));
-                let seconds = seconds(&this_program()?, &["consume", group, &count], &variables).await?;
+            Self::Idem { group, .. } => {
+                let eps = self.continue_on(servers, database, events).await?;
                 servers.kafka.delete_group(group).await;
-                seconds
+                events as f64 / eps
             }
             Self::Rust(kind) => {
                 let args: Vec<&str> = ["peer", kind.name()].into_iter().chain(of_peer).collect();
@@ -73,6 +71,17 @@ impl Contender {
             }
         };
         database.insist_on(events).await?;
+        Ok(events as f64 / seconds)
+    }
+}
+
+impl Contender {
+    /// Lets the library go on where it stopped, on a database that is kept.
+    pub async fn continue_on(&self, servers: &Servers, database: &Database, events: u64) -> Result<f64, Failed> {
+        let Self::Idem { group, pool } = self else { return Err("only the library remembers where it stopped".into()) };
+        let mut variables = servers.variables(database);
+        variables.push(("IDEM_POOL_SIZE".to_owned(), pool.to_string()));
+        let seconds = seconds(&this_program()?, &["consume", group, &events.to_string()], &variables).await?;
         Ok(events as f64 / seconds)
     }
 }

@@ -72,6 +72,16 @@ async fn lanes_8(tx: &mut Tx<'_>, order: Order) -> HandlerResult {
     pay(tx, order.account_id, order.amount).await
 }
 
+#[idempotent_handler(topic = "bench.growth-empty", group = "bench-growth-empty", transaction = "shared")]
+async fn growth_empty(tx: &mut Tx<'_>, order: Order) -> HandlerResult {
+    pay(tx, order.account_id, order.amount).await
+}
+
+#[idempotent_handler(topic = "bench.growth-full", group = "bench-growth-full", transaction = "shared")]
+async fn growth_full(tx: &mut Tx<'_>, order: Order) -> HandlerResult {
+    pay(tx, order.account_id, order.amount).await
+}
+
 #[idempotent_handler(topic = "bench.memory", group = "bench-memory", transaction = "shared")]
 async fn memory(tx: &mut Tx<'_>, order: Order) -> HandlerResult {
     pay(tx, order.account_id, order.amount).await

@@ -9,6 +9,7 @@ mod all;
 mod compile;
 mod consume;
 mod contender;
+mod growth;
 mod handlers;
 mod latency;
 mod memory;
@@ -70,6 +71,8 @@ enum Scenario {
     Latency(latency::Args),
     /// The most memory that a backlog of a million events takes.
     Memory,
+    /// A full dedup table beside an empty one, and transactions while a day of it is emptied.
+    Growth(growth::Args),
     /// Events that wait for a payment provider, and what their bookkeeping costs.
     Money,
     #[command(hide = true)]
@@ -94,6 +97,7 @@ async fn main() -> Result<(), Failed> {
         Scenario::Backlog => throughput::backlog(&options).await?,
         Scenario::Latency(args) => latency::run(&args, &options).await?,
         Scenario::Memory => memory::run(&options).await?,
+        Scenario::Growth(args) => growth::run(&args, &options).await?,
         Scenario::Money => money::run(&options).await?,
         Scenario::Consume(args) => return consume::run(args).await,
         Scenario::Peer(args) => return peers::run(args).await,

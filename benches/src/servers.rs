@@ -68,6 +68,11 @@ impl Servers {
     pub async fn topic(&self, name: &str, partitions: i32, events: usize, bytes: usize) -> Result<(), Failed> {
         eprintln!("{name}: {events} events on {partitions} partitions");
         self.kafka.create_topic(name, partitions).await;
+        self.publish(name, events, bytes).await
+    }
+
+    /// Publishes so many events of at least so many bytes.
+    pub async fn publish(&self, name: &str, events: usize, bytes: usize) -> Result<(), Failed> {
         let producer = self.producer()?;
         for start in (0..events).step_by(CHUNK) {
             let sent = (start..events.min(start + CHUNK)).map(|_| {
