@@ -443,7 +443,10 @@ async fn natural(tx: &mut Tx<'_>, event: Invoice) -> HandlerResult {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_natural_key_is_forgotten_by_its_age_and_the_time_of_its_record_tells_a_redelivery() {
     let env = narrow().await;
-    let any_time = [("message.timestamp.before.max.ms", "9223372036854775807")];
+    let any_time = [
+        ("message.timestamp.before.max.ms", "9223372036854775807"),
+        ("message.timestamp.after.max.ms", "9223372036854775807"),
+    ];
     env.kafka.create_topic_with_config("natural.invoices", 1, &any_time).await;
     let now = now(&env.pool).await;
     let send = async |number: i64, at: i64| {
@@ -460,16 +463,18 @@ async fn a_natural_key_is_forgotten_by_its_age_and_the_time_of_its_record_tells_
                      WHERE event_id = (SELECT event_id FROM processed_event ORDER BY processed_at LIMIT 1)";
     sqlx::query(ten_days).execute(&env.pool).await.unwrap();
     assert_eq!(partitions::sweep(&ops(&env)).await.unwrap().deleted, 1);
-    // The old record again, the young one again, and the old key in a new record.
+    // The old record again, the young one again, the old key in a new record; and one that could never be
+    // found to be a redelivery.
     send(1, now - 10 * DAY).await;
     send(2, now - 1_000).await;
     send(1, now).await;
-    offset_is(&env, "natural", "natural.invoices", 6).await;
+    send(3, now + 2 * 3_600_000).await;
+    offset_is(&env, "natural", "natural.invoices", 7).await;
     run.stop().await.unwrap();
     let effects: Vec<i64> =
         sqlx::query_scalar("SELECT number FROM effect ORDER BY seq").fetch_all(&env.pool).await.unwrap();
     assert_eq!(effects, [1, 2, 1], "the last one is a new event");
-    assert_eq!(reasons(&env, "natural.dlq").await, ["expired"]);
+    assert_eq!(reasons(&env, "natural.dlq").await, ["expired", "future"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -201,7 +201,7 @@ async fn transaction(
     let Some(transaction_id) = inserted.transaction else {
         return (Attempt::Committed { fresh }, rolled_back(tx).await);
     };
-    let is_expired = |event: &Event| expired(handler, event.id, &event.origin, inserted.horizon).is_some();
+    let is_expired = |event: &Event| expired(group, handler, event.id, &event.origin, inserted.horizon).is_some();
     let aside: Vec<usize> = (0..events.len()).filter(|at| fresh[*at] && is_expired(&events[*at])).collect();
     if !aside.is_empty() {
         return (Attempt::Expired(aside), rolled_back(tx).await);
