@@ -308,7 +308,7 @@ async fn transaction(
                 tracing::error!(event_id = %event.id, "the dedup table has no partition for this event; attaching it");
                 group.missing_partition.notify_one();
             }
-            let connection = after_error(tx, &error).await;
+            let connection = after_begin(tx, &error).await;
             return (infrastructure(error), connection);
         }
     };
@@ -383,6 +383,10 @@ async fn rolled_back(tx: crate::handler::Tx<'_>) -> Connection {
         Ok(()) => Connection::Usable,
         Err(_) => Connection::Unknown,
     }
+}
+
+async fn after_begin(tx: crate::handler::Tx<'_>, error: &sqlx::Error) -> Connection {
+    if sql_error::is_no_fault_of_the_session(error) { rolled_back(tx).await } else { Connection::Unknown }
 }
 
 async fn after_error(tx: crate::handler::Tx<'_>, error: &sqlx::Error) -> Connection {

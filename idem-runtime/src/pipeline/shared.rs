@@ -17,7 +17,9 @@ use futures_util::FutureExt;
 use tracing::Instrument;
 
 use super::gather::{Event, Run, most};
-use super::{Connection, after_error, expired, in_place_backoff, rolled_back, span, wait_in_place, waiting};
+use super::{
+    Connection, after_begin, after_error, expired, in_place_backoff, rolled_back, span, wait_in_place, waiting,
+};
 use crate::decide::batch_size::BatchSize;
 use crate::decide::circuit::Note;
 use crate::decide::sql_error;
@@ -191,7 +193,7 @@ async fn transaction(
                 tracing::error!("the dedup table has no partition for an event; attaching it");
                 group.missing_partition.notify_one();
             }
-            let connection = after_error(tx, &error).await;
+            let connection = after_begin(tx, &error).await;
             return (again(error), connection);
         }
     };
