@@ -724,6 +724,40 @@ async fn a_table_of_the_common_guides_is_used_as_it_is_and_partitioned_while_eve
     sqlx::query(both).bind(kept).execute(&env.pool).await.unwrap();
 }
 
+#[idempotent_handler(topic = "claimed.orders", group = "first-come", retry = [])]
+async fn first_come(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "first-come").await
+}
+
+#[idempotent_handler(topic = "claimed.orders", group = "second-come", retry = [])]
+async fn second_come(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "second-come").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_table_whose_key_is_the_id_alone_belongs_to_the_first_group_that_runs() {
+    let env = narrow().await;
+    env.kafka.create_topic("claimed.orders", 1).await;
+    sqlx::raw_sql(
+        "CREATE TABLE processed_event (event_id uuid PRIMARY KEY, consumer_group text NOT NULL, \
+             processed_at timestamptz NOT NULL DEFAULT now())",
+    )
+    .execute(&env.pool)
+    .await
+    .unwrap();
+    let run = Run::start(&env, &["first-come"]);
+    eventually(LIMIT, "it to run", async || run.health.is_ready()).await;
+    let error = Run::start(&env, &["second-come"]).ended(LIMIT).await.expect_err("events would be lost").to_string();
+    assert!(error.contains("these use it: first-come, second-come"), "{error}");
+    run.stop().await.unwrap();
+    // The one that was refused left nothing behind.
+    let ids = orders::publish(&env.kafka, "claimed.orders", &[Plan::Succeed]).await;
+    let run = Run::start(&env, &["first-come"]);
+    eventually(LIMIT, "the order", async || orders::effect_count(&env.pool, "first-come").await == 1).await;
+    run.stop().await.unwrap();
+    orders::assert_each_once(&env.pool, "first-come", &ids).await;
+}
+
 #[idempotent_handler(topic = "rebuilt.orders", group = "rebuilt", retry = [])]
 async fn rebuilt(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
     orders::handle(tx, order, &delivery, "rebuilt").await
