@@ -142,7 +142,9 @@ impl Control {
     fn fault_for(&self, statement: &str) -> Option<Fault> {
         let mut slot = lock(&self.armed);
         let armed = slot.as_mut()?;
-        if !statement.trim_start().to_ascii_lowercase().starts_with(&armed.statement) {
+        // A simple query may hold several statements.
+        let mut parts = statement.split(';').map(|part| part.trim_start().to_ascii_lowercase());
+        if !parts.any(|part| part.starts_with(&armed.statement)) {
             return None;
         }
         let fault = armed.fault;
@@ -249,8 +251,8 @@ async fn replies(
         if !link.lose_reply.load(Ordering::SeqCst) {
             control.thawed().await;
             client.write_all(&frame.bytes).await?;
-        } else if matches!(frame.kind, b'C' | b'E') {
-            // Carried out, or refused: either way the client will never know.
+        } else if matches!(frame.kind, b'Z' | b'E') {
+            // Carried out, ready for the next, or refused: either way the client will never know.
             control.count(Fault::LoseReply);
             return Ok(());
         }
