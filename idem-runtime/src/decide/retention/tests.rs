@@ -39,7 +39,7 @@ fn a_floor_is_what_was_read() {
         (Position { caught_up: None, ..main }, Some(50)),
         (Position { event: None, caught_up: None, ..main }, Some(i64::MIN)),
         (Position { topic: Topic::Retry, caught_up: Some(80), ..main }, Some(50)),
-        (Position { topic: Topic::Retry, event: None, caught_up: Some(80), ..main }, Some(i64::MIN)),
+        (Position { topic: Topic::Retry, event: None, caught_up: Some(80) }, Some(i64::MIN)),
         (Position { topic: Topic::Replay, ..main }, None),
     ];
     for (position, expected) in cases {
