@@ -6,6 +6,7 @@ use std::time::Duration;
 use idem_runtime::Config;
 use idem_runtime::ops::{Ops, groups, partitions, status};
 use idem_runtime::prelude::*;
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 use sqlx::PgPool;
 use tests::orders::{self, Order, Plan};
 use tests::{Record, Run, TestEnv, cli, eventually};
@@ -223,6 +224,38 @@ async fn a_group_that_was_down_for_days_finds_its_backlog_and_the_table_says_who
     assert_eq!((known[0].group.as_str(), known[0].partitions), ("down", 0));
     assert!(known[0].horizon.is_some(), "what it may have forgotten stays known");
     assert!(!partitions::sweep(&ops(&env)).await.unwrap().emptied.is_empty());
+}
+
+#[idempotent_handler(topic = "marked.orders", group = "marked", retry = [])]
+async fn marked(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "marked").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_ends_without_a_record_is_read_to_its_end_and_no_position_lies_in_the_future() {
+    let env = narrow().await;
+    env.kafka.create_topic("marked.orders", 1).await;
+    let (id, value) = orders::order(0, &Plan::Succeed);
+    let ahead = now(&env.pool).await + 1_800_000;
+    let mut config = env.kafka.config();
+    config.set("transactional.id", "marked");
+    tokio::task::spawn_blocking(move || {
+        let producer: FutureProducer = config.create().unwrap();
+        producer.init_transactions(LIMIT).unwrap();
+        producer.begin_transaction().unwrap();
+        let record = FutureRecord::<(), [u8]>::to("marked.orders").payload(&value).timestamp(ahead);
+        drop(producer.send_result(record).unwrap());
+        producer.commit_transaction(LIMIT).unwrap();
+    })
+    .await
+    .unwrap();
+    let run = Run::start(&env, &["marked"]);
+    // The marker behind the record is an offset that no position passes.
+    has_read_all(&env, "marked").await;
+    run.stop().await.unwrap();
+    orders::assert_each_once(&env.pool, "marked", &[id]).await;
+    let row = "SELECT next_offset, event_time <= now() FROM consumer_progress WHERE topic = 'marked.orders'";
+    assert_eq!(sqlx::query_as::<_, (i64, bool)>(row).fetch_one(&env.pool).await.unwrap(), (1, true));
 }
 
 #[idempotent_handler(topic = "newcomer.orders", group = "newcomer", concurrency = 8, retry = [])]
