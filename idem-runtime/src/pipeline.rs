@@ -229,9 +229,9 @@ async fn attempt(group: &GroupContext, claim: Claim<'_>, handler: &Handler, deli
         Err(_panic) => return Outcome::permanent(Reason::Panic, Failure::new("decoding the event panicked")),
     };
     // gate
-    let time = event.id.unix_millis();
-    if time.is_some_and(|time| window::gate(time, clock::unix_millis(), group.config.clock_skew) == Gate::Future) {
-        return Outcome::permanent(Reason::Future, Failure::new("the event id's time lies in the future"));
+    if gate(group, event.id, delivered.origin) == Gate::Future {
+        let text = "the time of the event's id, or of a natural key's record, lies in the future";
+        return Outcome::permanent(Reason::Future, Failure::new(text));
     }
     let span = span(handler, event.id, delivered.origin);
     // begin; the permit keeps the events in progress below the pool's size, so that waiting for a
@@ -297,7 +297,7 @@ async fn transaction(
             );
         }
         Ok(Inserted { transaction: Some(id), horizon, .. }) => {
-            match expired(handler, event.id, delivered.origin, horizon) {
+            match expired(group, handler, event.id, delivered.origin, horizon) {
                 None => id,
                 Some(expired) => return (expired, rolled_back(tx).await),
             }
@@ -308,7 +308,7 @@ async fn transaction(
                 tracing::error!(event_id = %event.id, "the dedup table has no partition for this event; attaching it");
                 group.missing_partition.notify_one();
             }
-            let connection = after_error(tx, &error).await;
+            let connection = after_begin(tx, &error).await;
             return (infrastructure(error), connection);
         }
     };
@@ -385,6 +385,10 @@ async fn rolled_back(tx: crate::handler::Tx<'_>) -> Connection {
     }
 }
 
+async fn after_begin(tx: crate::handler::Tx<'_>, error: &sqlx::Error) -> Connection {
+    if sql_error::is_no_fault_of_the_session(error) { rolled_back(tx).await } else { Connection::Unknown }
+}
+
 async fn after_error(tx: crate::handler::Tx<'_>, error: &sqlx::Error) -> Connection {
     if sql_error::leaves_connection_usable(error) { rolled_back(tx).await } else { Connection::Unknown }
 }
@@ -402,13 +406,25 @@ pub(crate) fn in_place_backoff() -> impl Iterator<Item = Duration> {
         .build()
 }
 
+fn gate(group: &GroupContext, id: EventId, origin: &Origin) -> Gate {
+    window::gate(id.unix_millis(), origin.timestamp_millis, clock::unix_millis(), group.config.clock_skew)
+}
+
 /// What becomes of an event without a row that may have been processed and forgotten. `None`: it is
 /// handled.
-fn expired(handler: &Handler, id: EventId, origin: &Origin, horizon: Option<i64>) -> Option<Outcome> {
+fn expired(
+    group: &GroupContext,
+    handler: &Handler,
+    id: EventId,
+    origin: &Origin,
+    horizon: Option<i64>,
+) -> Option<Outcome> {
     if !window::may_be_forgotten(id.unix_millis(), origin.timestamp_millis, horizon) {
         return None;
     }
-    window::expired(handler.spec.expired, origin.replay.is_some_and(|replay| replay.may_be_expired))
+    let allowed_at = origin.replay.filter(|replay| replay.may_be_expired).map(|replay| replay.at_millis);
+    let (window, skew) = (group.config.dedup_window, group.config.clock_skew);
+    window::expired(handler.spec.expired, window::is_allowed(allowed_at, clock::unix_millis(), window, skew))
 }
 
 fn span(handler: &Handler, id: EventId, origin: &Origin) -> tracing::Span {

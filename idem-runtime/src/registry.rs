@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(with(|spec| spec.money = Some(Money { operation: None, conflict: Conflict::Auto })), [""; 0]);
         assert_eq!(
             with(|spec| (spec.expired, spec.stale) = (Expired::Skip, true)),
-            ["shop::on_order (src/main.rs:7): `expired` and `stale` are not available yet in this version"]
+            ["shop::on_order (src/main.rs:7): `stale` is not available yet in this version"]
         );
         assert_eq!(with(|spec| (spec.batch, spec.transaction) = (Some(500), Transaction::Shared)), [""; 0]);
         assert_eq!(with(|spec| spec.order = Order::Key), [""; 0]);

@@ -258,7 +258,8 @@ impl Running {
         let mut maintenance = JoinSet::new();
         maintenance.spawn(maintenance::keep_attached(pools.clone(), ahead, missing_partition));
         let rules = maintenance::rules(&self.config);
-        maintenance.spawn(maintenance::keep_small(pools.clone(), rules, first_positions, groups.len()));
+        let names = groups.iter().map(|group| Arc::clone(&group.name)).collect();
+        maintenance.spawn(maintenance::keep_small(pools.clone(), rules, first_positions, names));
         maintenance.spawn(rows::keep_aging(pools.service.clone(), self.config.dedup_window));
         let (stopper, stop) = stop::channel();
         let mut coordinators = JoinSet::new();
@@ -296,10 +297,12 @@ impl Running {
         let groups = handlers.iter().map(|handler| handler.spec.group.to_owned()).collect();
         loop {
             let ready = async {
-                match adopt::check(pools, &groups).await {
-                    Ok(_) => {}
-                    Err(AdoptError::Unusable(problems)) => return Ok(Err(RunError::Setup(Problems(problems)))),
-                    Err(AdoptError::Database(error)) => return Err(error),
+                let unusable = |error| match error {
+                    AdoptError::Unusable(problems) => Ok(Err(RunError::Setup(Problems(problems)))),
+                    AdoptError::Database(error) => Err(error),
+                };
+                if let Err(error) = adopt::check(pools, &groups).await {
+                    return unusable(error);
                 }
                 if self.config.migrate {
                     migrate::migrate(&pools.service).await?;
@@ -307,6 +310,9 @@ impl Running {
                     return Ok(Err(RunError::Setup(Problems(vec![
                         "the database has no idem tables: set IDEM_MIGRATE=true, or apply the migrations".to_owned(),
                     ]))));
+                }
+                if let Err(error) = adopt::claim(pools, &groups).await {
+                    return unusable(error);
                 }
                 adopt::settle_horizons(pools, self.config.clock_skew).await?;
                 let ahead = maintenance::days_ahead(self.config.clock_skew);
@@ -410,10 +416,12 @@ pub enum RunError {
     /// The producer can't go on.
     #[error("the producer failed for good: {0}")]
     Producer(#[source] KafkaError),
-    /// A handler ran COMMIT or ROLLBACK itself.
+    /// A handler ran COMMIT or ROLLBACK itself; or, where events share transactions, SET CONSTRAINTS ALL
+    /// IMMEDIATE, which looks like a COMMIT to the guard of the transaction.
     #[error(
-        "{handler} ended the transaction itself (COMMIT or ROLLBACK), so the dedup row and its writes are not one any more: \
-         remove the statement; the library commits after the handler, and rolls back when it fails"
+        "{handler} ended the transaction itself (COMMIT or ROLLBACK), so the dedup row and its writes are not one any more; \
+         or it shares transactions and made all constraints immediate (SET CONSTRAINTS ALL IMMEDIATE; name those that you \
+         mean). Remove the statement; the library commits after the handler, and rolls back when it fails"
     )]
     TransactionEnded {
         /// The handler.

@@ -45,6 +45,8 @@ pub enum Plan {
     CommitAndPanic,
     /// Leaves settings behind on its session.
     SetSession,
+    /// Removes the prepared statements of its session.
+    Deallocate,
     /// Panics, this often, after its effect.
     PanicTimes(u32),
 }
@@ -114,6 +116,9 @@ pub async fn handle(tx: &mut Tx<'_>, order: Order, delivery: &Delivery, group: &
         Plan::SetSession => {
             let settings = "SET search_path = nowhere; SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY";
             sqlx::raw_sql(settings).execute(&mut **tx).await?;
+        }
+        Plan::Deallocate => {
+            sqlx::raw_sql("DEALLOCATE ALL").execute(&mut **tx).await?;
         }
         Plan::Rollback => {
             sqlx::raw_sql("ROLLBACK; SELECT 1").execute(&mut **tx).await?;

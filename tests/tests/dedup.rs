@@ -6,6 +6,7 @@ use std::time::Duration;
 use idem_runtime::Config;
 use idem_runtime::ops::{Ops, groups, partitions, status};
 use idem_runtime::prelude::*;
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 use sqlx::PgPool;
 use tests::orders::{self, Order, Plan};
 use tests::{Record, Run, TestEnv, cli, eventually};
@@ -223,6 +224,38 @@ async fn a_group_that_was_down_for_days_finds_its_backlog_and_the_table_says_who
     assert_eq!((known[0].group.as_str(), known[0].partitions), ("down", 0));
     assert!(known[0].horizon.is_some(), "what it may have forgotten stays known");
     assert!(!partitions::sweep(&ops(&env)).await.unwrap().emptied.is_empty());
+}
+
+#[idempotent_handler(topic = "marked.orders", group = "marked", retry = [])]
+async fn marked(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "marked").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_ends_without_a_record_is_read_to_its_end_and_no_position_lies_in_the_future() {
+    let env = narrow().await;
+    env.kafka.create_topic("marked.orders", 1).await;
+    let (id, value) = orders::order(0, &Plan::Succeed);
+    let ahead = now(&env.pool).await + 1_800_000;
+    let mut config = env.kafka.config();
+    config.set("transactional.id", "marked");
+    tokio::task::spawn_blocking(move || {
+        let producer: FutureProducer = config.create().unwrap();
+        producer.init_transactions(LIMIT).unwrap();
+        producer.begin_transaction().unwrap();
+        let record = FutureRecord::<(), [u8]>::to("marked.orders").payload(&value).timestamp(ahead);
+        drop(producer.send_result(record).unwrap());
+        producer.commit_transaction(LIMIT).unwrap();
+    })
+    .await
+    .unwrap();
+    let run = Run::start(&env, &["marked"]);
+    // The marker behind the record is an offset that no position passes.
+    has_read_all(&env, "marked").await;
+    run.stop().await.unwrap();
+    orders::assert_each_once(&env.pool, "marked", &[id]).await;
+    let row = "SELECT next_offset, event_time <= now() FROM consumer_progress WHERE topic = 'marked.orders'";
+    assert_eq!(sqlx::query_as::<_, (i64, bool)>(row).fetch_one(&env.pool).await.unwrap(), (1, true));
 }
 
 #[idempotent_handler(topic = "newcomer.orders", group = "newcomer", concurrency = 8, retry = [])]
@@ -443,7 +476,10 @@ async fn natural(tx: &mut Tx<'_>, event: Invoice) -> HandlerResult {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_natural_key_is_forgotten_by_its_age_and_the_time_of_its_record_tells_a_redelivery() {
     let env = narrow().await;
-    let any_time = [("message.timestamp.before.max.ms", "9223372036854775807")];
+    let any_time = [
+        ("message.timestamp.before.max.ms", "9223372036854775807"),
+        ("message.timestamp.after.max.ms", "9223372036854775807"),
+    ];
     env.kafka.create_topic_with_config("natural.invoices", 1, &any_time).await;
     let now = now(&env.pool).await;
     let send = async |number: i64, at: i64| {
@@ -460,16 +496,18 @@ async fn a_natural_key_is_forgotten_by_its_age_and_the_time_of_its_record_tells_
                      WHERE event_id = (SELECT event_id FROM processed_event ORDER BY processed_at LIMIT 1)";
     sqlx::query(ten_days).execute(&env.pool).await.unwrap();
     assert_eq!(partitions::sweep(&ops(&env)).await.unwrap().deleted, 1);
-    // The old record again, the young one again, and the old key in a new record.
+    // The old record again, the young one again, the old key in a new record; and one that could never be
+    // found to be a redelivery.
     send(1, now - 10 * DAY).await;
     send(2, now - 1_000).await;
     send(1, now).await;
-    offset_is(&env, "natural", "natural.invoices", 6).await;
+    send(3, now + 2 * 3_600_000).await;
+    offset_is(&env, "natural", "natural.invoices", 7).await;
     run.stop().await.unwrap();
     let effects: Vec<i64> =
         sqlx::query_scalar("SELECT number FROM effect ORDER BY seq").fetch_all(&env.pool).await.unwrap();
     assert_eq!(effects, [1, 2, 1], "the last one is a new event");
-    assert_eq!(reasons(&env, "natural.dlq").await, ["expired"]);
+    assert_eq!(reasons(&env, "natural.dlq").await, ["expired", "future"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -717,6 +755,40 @@ async fn a_table_of_the_common_guides_is_used_as_it_is_and_partitioned_while_eve
     assert_eq!(again.status, Some(0), "{}", again.stderr);
     let both = "INSERT INTO processed_event (event_id, consumer_group) VALUES ($1, 'another')";
     sqlx::query(both).bind(kept).execute(&env.pool).await.unwrap();
+}
+
+#[idempotent_handler(topic = "claimed.orders", group = "first-come", retry = [])]
+async fn first_come(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "first-come").await
+}
+
+#[idempotent_handler(topic = "claimed.orders", group = "second-come", retry = [])]
+async fn second_come(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "second-come").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_table_whose_key_is_the_id_alone_belongs_to_the_first_group_that_runs() {
+    let env = narrow().await;
+    env.kafka.create_topic("claimed.orders", 1).await;
+    sqlx::raw_sql(
+        "CREATE TABLE processed_event (event_id uuid PRIMARY KEY, consumer_group text NOT NULL, \
+             processed_at timestamptz NOT NULL DEFAULT now())",
+    )
+    .execute(&env.pool)
+    .await
+    .unwrap();
+    let run = Run::start(&env, &["first-come"]);
+    eventually(LIMIT, "it to run", async || run.health.is_ready()).await;
+    let error = Run::start(&env, &["second-come"]).ended(LIMIT).await.expect_err("events would be lost").to_string();
+    assert!(error.contains("these use it: first-come, second-come"), "{error}");
+    run.stop().await.unwrap();
+    // The one that was refused left nothing behind.
+    let ids = orders::publish(&env.kafka, "claimed.orders", &[Plan::Succeed]).await;
+    let run = Run::start(&env, &["first-come"]);
+    eventually(LIMIT, "the order", async || orders::effect_count(&env.pool, "first-come").await == 1).await;
+    run.stop().await.unwrap();
+    orders::assert_each_once(&env.pool, "first-come", &ids).await;
 }
 
 #[idempotent_handler(topic = "rebuilt.orders", group = "rebuilt", retry = [])]

@@ -115,6 +115,32 @@ async fn what_a_handler_sets_for_its_session_is_gone_at_the_next_event() {
     orders::assert_each_once(&env.pool, "settings", &ids).await;
 }
 
+#[idempotent_handler(topic = "deallocated.orders", group = "deallocated", retry = [])]
+async fn deallocated(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "deallocated").await
+}
+
+#[idempotent_handler(topic = "deallocated.orders", group = "deallocated-shared", transaction = "shared", retry = [])]
+async fn deallocated_shared(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "deallocated-shared").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_whose_prepared_statements_a_handler_removed_is_replaced() {
+    let env = TestEnv::new().await.with("IDEM_POOL_SIZE", "1");
+    orders::create_tables(&env.pool).await;
+    env.kafka.create_topic("deallocated.orders", 1).await;
+    let plans = [Plan::Succeed, Plan::Deallocate, Plan::Succeed, Plan::Deallocate, Plan::Succeed, Plan::Succeed];
+    let ids = orders::publish(&env.kafka, "deallocated.orders", &plans).await;
+    for group in ["deallocated", "deallocated-shared"] {
+        let run = Run::start(&env, &[group]);
+        eventually(LIMIT, "all orders", async || orders::effect_count(&env.pool, group).await == ids.len()).await;
+        run.stop().await.unwrap();
+        orders::assert_each_once(&env.pool, group, &ids).await;
+        assert_eq!(env.kafka.read_all(&format!("{group}.dlq")).await, []);
+    }
+}
+
 #[idempotent_handler(topic = "lost-reply.orders", group = "lost-reply")]
 async fn lost_reply(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
     orders::handle(tx, order, &delivery, "lost-reply").await

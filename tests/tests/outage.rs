@@ -110,16 +110,19 @@ async fn a_database_that_only_reads_or_takes_no_connections_is_an_outage_too() {
     let run = Run::start(&env, &["read-only"]);
     eventually(LIMIT, "the first order", async || orders::effect_count(&pool, "read-only").await == 1).await;
 
+    let read_only = format!("ALTER DATABASE {name} SET default_transaction_read_only = on");
+    let all = "true";
+    // The others, that were opened before, may write.
+    let of_handlers = "query LIKE '%pg_current_xact_id_if_assigned%'";
     let outages = [
-        (
-            format!("ALTER DATABASE {name} SET default_transaction_read_only = on"),
-            format!("ALTER DATABASE {name} RESET ALL"),
-        ),
-        ("ALTER ROLE limited CONNECTION LIMIT 0".to_owned(), "ALTER ROLE limited CONNECTION LIMIT -1".to_owned()),
+        (read_only.clone(), of_handlers, format!("ALTER DATABASE {name} RESET ALL")),
+        (read_only, all, format!("ALTER DATABASE {name} RESET ALL")),
+        ("ALTER ROLE limited CONNECTION LIMIT 0".to_owned(), all, "ALTER ROLE limited CONNECTION LIMIT -1".to_owned()),
     ];
-    for (begin, end) in outages {
+    for (begin, whose, end) in outages {
         run_sql(begin).await;
-        run_sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'limited'".to_owned()).await;
+        let end_sessions = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'limited' AND ";
+        run_sql(format!("{end_sessions} {whose}")).await;
         ids.extend(orders::publish(&env.kafka, "read-only.orders", &[Plan::Succeed, Plan::Succeed]).await);
         eventually(LIMIT, "readiness to say why", async || !run.health.is_ready()).await;
         tokio::time::sleep(Duration::from_secs(2)).await;

@@ -102,6 +102,51 @@ async fn one_of_many_that_fails_for_good_is_dead_lettered_alone_and_the_others_c
     }
 }
 
+#[idempotent_handler(topic = "aged.orders", group = "aged", transaction = "shared")]
+async fn aged(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "aged").await
+}
+
+#[idempotent_handler(topic = "aged-batch.orders", group = "aged-batch", batch = 50)]
+async fn aged_batch(tx: &mut Tx<'_>, batch: Vec<Order>) -> HandlerResult {
+    write(tx, &batch, "aged-batch").await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_that_may_have_been_forgotten_are_dead_lettered_and_their_neighbours_commit_together() {
+    for group in ["aged", "aged-batch"] {
+        let (env, topic) = (env(group, 1).await, format!("{group}.orders"));
+        let mut ids = orders::publish(&env.kafka, &topic, &[Plan::Succeed]).await;
+        let run = Run::start(&env, &[group]);
+        eventually(LIMIT, "the first order", async || orders::effect_count(&env.pool, group).await == 1).await;
+        run.stop().await.unwrap();
+        let horizon = "INSERT INTO group_horizon (consumer_group, ids_before) VALUES ($1, now() - interval '1 hour') \
+                       RETURNING (extract(epoch FROM ids_before) * 1000)::bigint";
+        let horizon: i64 = sqlx::query_scalar(horizon).bind(group).fetch_one(&env.pool).await.unwrap();
+        let before = u128::try_from(horizon - 1_000).unwrap() << 80;
+        for number in 1..=40_u32 {
+            let (id, value) = if number % 10 == 5 {
+                let id = Uuid::from_u128(before | 0x7000_8000_0000_0000_0000 | u128::from(number));
+                (None, orders::payload(id, i64::from(number), &Plan::Succeed))
+            } else {
+                let (id, value) = orders::order(i64::from(number), &Plan::Succeed);
+                (Some(id), value)
+            };
+            ids.extend(id);
+            env.kafka.produce(Record::to(&topic).value(&value)).await;
+        }
+        let run = Run::start(&env, &[group]);
+        eventually(LIMIT, "the offset to pass all", async || passed(&env, group).await == 41).await;
+        run.stop().await.unwrap();
+        orders::assert_each_once(&env.pool, group, &ids).await;
+        assert_eq!(reasons(&env, group).await, ["expired"; 4]);
+        let transactions: BTreeSet<i64> = orders::transactions(&env.pool, group).await.into_values().collect();
+        assert!(transactions.len() < 20, "{} transactions for {} events", transactions.len(), ids.len());
+        assert_eq!(guards(&env.pool).await, 0);
+    }
+}
+
 #[idempotent_handler(topic = "strays.orders", group = "strays", transaction = "shared", retry = ["200ms"])]
 async fn strays(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
     orders::handle(tx, order, &delivery, "strays").await

@@ -12,8 +12,16 @@ pub(crate) struct Found {
     pub columns: Vec<Column>,
     /// The columns of each unique key, the primary key included, in order.
     pub unique_keys: Vec<Vec<String>>,
-    /// Of its rows, where one group alone can use it: any one, and any other one.
+    /// Where one group alone can use it: those that do. Of its rows any one, and any other one; and all that
+    /// the library's own tables name.
     pub groups: Vec<String>,
+}
+
+impl Found {
+    /// Its key is the id alone: an event that one group processed would be a duplicate to another one.
+    pub(crate) fn serves_one_group(&self) -> bool {
+        self.unique_keys.iter().any(|key| key[..] == ["event_id"])
+    }
 }
 
 /// A column.
@@ -112,7 +120,7 @@ fn keys(found: &Found, groups: &BTreeSet<String>, problems: &mut Vec<String>) {
     let is = |key: &[String], columns: &[&str]| {
         key.len() == columns.len() && columns.iter().all(|column| key.iter().any(|found| found == column))
     };
-    if found.unique_keys.iter().any(|key| is(key, &["event_id"])) {
+    if found.serves_one_group() {
         let all: BTreeSet<&String> = groups.iter().chain(&found.groups).collect();
         if all.len() > 1 {
             let names: Vec<&str> = all.into_iter().map(String::as_str).collect();
@@ -210,6 +218,7 @@ mod tests {
         let found = Found { groups: vec!["billing".to_owned()], ..flat(&[&["event_id"]]) };
         assert_eq!(judge(&found, &groups(&["billing"])), Ok(Form::Flat));
         assert_eq!(judge(&found, &groups(&[])), Ok(Form::Flat));
+        assert!(found.serves_one_group() && !flat(&[&["event_id", "consumer_group"]]).serves_one_group());
         let problems = judge(&found, &groups(&["shipping"])).unwrap_err();
         assert!(problems[0].contains("billing, shipping"), "{problems:?}");
         let two = Found { groups: vec!["a".to_owned(), "b".to_owned()], ..found };

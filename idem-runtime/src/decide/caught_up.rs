@@ -13,13 +13,27 @@ pub(crate) struct Look {
     pub end: i64,
     /// Nothing was in progress, and nothing stopped the lane.
     pub is_idle: bool,
+    /// What lies between the two was read, and is no record. A log may end so (transactions, compaction).
+    pub has_no_more: bool,
 }
 
-/// The position at which everything has been read. A log may end with offsets that are no records
-/// (transactions, compaction), which no position passes: a partition that was idle twice, at the same
-/// position before the same end, had nothing more to read.
-pub(crate) fn end_of_records(now: &Look, last: Option<&Look>) -> i64 {
-    if last == Some(now) && now.is_idle { now.position.min(now.end) } else { now.end }
+impl Look {
+    /// What the last look knew of the same place.
+    pub(crate) fn after(self, last: Option<&Self>) -> Self {
+        let same = last.filter(|last| (last.position, last.end) == (self.position, self.end));
+        Self { has_no_more: same.is_some_and(|last| last.has_no_more), ..self }
+    }
+
+    /// Whether it is time to read what lies before the end: no position passes offsets that are no records.
+    /// That nothing came in for a while does not say that there is nothing: fetches may fail, or be held up.
+    pub(crate) fn is_worth_reading(&self, last: Option<&Self>) -> bool {
+        self.position < self.end && !self.has_no_more && self.is_idle && last == Some(self)
+    }
+
+    /// The position at which everything has been read.
+    pub(crate) fn end_of_records(&self) -> i64 {
+        if self.has_no_more { self.position.min(self.end) } else { self.end }
+    }
 }
 
 /// A recorded position of a group, with the delay of its topic if it is a retry topic.
@@ -49,26 +63,43 @@ impl Recorded {
 mod tests {
     use super::*;
 
+    const LOOK: Look = Look { position: 7, end: 9, is_idle: true, has_no_more: false };
+
     #[test]
-    fn only_a_partition_that_stays_idle_before_its_end_is_read_without_reaching_it() {
-        let look = Look { position: 7, end: 9, is_idle: true };
+    fn a_partition_that_stays_idle_before_its_end_is_worth_reading_once() {
         let cases = [
-            (look, None, 9),
-            (look, Some(look), 7),
-            (Look { is_idle: false, ..look }, Some(Look { is_idle: false, ..look }), 9),
-            (look, Some(Look { end: 8, ..look }), 9),
-            (look, Some(Look { position: 6, ..look }), 9),
-            (Look { position: 9, ..look }, None, 9),
+            (LOOK, None, false),
+            (LOOK, Some(LOOK), true),
+            (Look { is_idle: false, ..LOOK }, Some(Look { is_idle: false, ..LOOK }), false),
+            (LOOK, Some(Look { end: 8, ..LOOK }), false),
+            (LOOK, Some(Look { position: 6, ..LOOK }), false),
+            (Look { position: 9, ..LOOK }, Some(Look { position: 9, ..LOOK }), false),
+            (Look { has_no_more: true, ..LOOK }, Some(Look { has_no_more: true, ..LOOK }), false),
         ];
         for (now, last, expected) in cases {
-            assert_eq!(end_of_records(&now, last.as_ref()), expected, "{now:?} {last:?}");
+            assert_eq!(now.is_worth_reading(last.as_ref()), expected, "{now:?} {last:?}");
+        }
+    }
+
+    #[test]
+    fn only_where_no_record_was_found_before_the_end_has_everything_been_read_without_reaching_it() {
+        let empty = Look { has_no_more: true, ..LOOK };
+        for (last, expected) in [
+            (None, 9),
+            (Some(LOOK), 9),
+            (Some(empty), 7),
+            (Some(Look { is_idle: false, ..empty }), 7),
+            (Some(Look { end: 8, ..empty }), 9),
+            (Some(Look { position: 6, ..empty }), 9),
+        ] {
+            assert_eq!(LOOK.after(last.as_ref()).end_of_records(), expected, "{last:?}");
         }
     }
 
     #[test]
     fn a_retry_comes_from_main_topics_and_shorter_delays() {
         let at = |seconds: Option<u64>, event: Option<i64>| {
-            let position = Position { topic: Topic::Main, event, caught_up: None, updated: 1_000 };
+            let position = Position { topic: Topic::Main, event, caught_up: None };
             Recorded::new(seconds.map(Duration::from_secs), position)
         };
         let floor = |seconds, positions: &[Recorded]| floor_of_retries(Duration::from_secs(seconds), positions);

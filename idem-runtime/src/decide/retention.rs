@@ -8,7 +8,7 @@ pub(crate) struct Rules {
     pub window: i64,
     /// Clocks, and the order of events in a topic, may differ by so much.
     pub skew: i64,
-    /// The longest that a group which still has to read can keep rows.
+    /// The longest that a group which still has to read can keep a row, after its event was processed.
     pub max_hold: i64,
 }
 
@@ -27,12 +27,11 @@ pub(crate) enum Topic {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Position {
     pub topic: Topic,
-    /// The time of the last event that is done; on a retry topic, what no event in it is older than.
+    /// The time of the last event that is done, but none later than when that was recorded: a producer may
+    /// stamp anything. On a retry topic, what no event in it is older than.
     pub event: Option<i64>,
     /// When everything in the partition had been read.
     pub caught_up: Option<i64>,
-    /// When the row was last written.
-    pub updated: i64,
 }
 
 /// No event that is still to be read from this partition is older, but for the skew. `None`: it has no say.
@@ -40,11 +39,7 @@ pub(crate) fn floor_of(position: &Position) -> Option<i64> {
     match position.topic {
         Topic::Replay => None,
         Topic::Retry => Some(position.event.unwrap_or(i64::MIN)),
-        // A producer may stamp anything; nothing was done later than it was recorded.
-        Topic::Main => {
-            let event = position.event.map(|event| event.min(position.updated));
-            Some(event.max(position.caught_up).unwrap_or(i64::MIN))
-        }
+        Topic::Main => Some(position.event.max(position.caught_up).unwrap_or(i64::MIN)),
     }
 }
 
@@ -71,18 +66,21 @@ pub(crate) enum Verdict {
 /// Judges a partition of ids by the end of its times.
 ///
 /// Emptying raises the horizon of the groups whose rows go to `end`, so it waits until they have read
-/// everything older.
+/// everything older. Who takes too long keeps rows for so long after they were written, however old the
+/// events are: a group may read the history of years.
 pub(crate) fn judge(end: i64, now: i64, rules: &Rules, floors: &[Floor]) -> Verdict {
     if now < droppable_from(end, rules) {
         return Verdict::Remembered;
     }
-    let due = Verdict::Due { processed_before: now.saturating_sub(rules.window) };
-    if now >= end.saturating_add(rules.max_hold) {
-        return due;
-    }
     let holds = |floor: &&Floor| floor.millis.saturating_sub(rules.skew) < end;
     let by: Vec<String> = floors.iter().filter(holds).map(|floor| floor.group.clone()).collect();
-    if by.is_empty() { due } else { Verdict::Held(by) }
+    if by.is_empty() {
+        Verdict::Due { processed_before: now.saturating_sub(rules.window) }
+    } else if now >= end.saturating_add(rules.max_hold) {
+        Verdict::Due { processed_before: now.saturating_sub(rules.max_hold) }
+    } else {
+        Verdict::Held(by)
+    }
 }
 
 /// The earliest time at which a partition is emptied.

@@ -54,6 +54,14 @@ pub(crate) fn leaves_connection_usable(error: &sqlx::Error) -> bool {
     }
 }
 
+/// Whether the connection itself is fine after this error of the statement that begins an event's
+/// transaction, where only the server's state can be the reason. Any other may be the session's: its
+/// prepared statements are gone, perhaps.
+pub(crate) fn is_no_fault_of_the_session(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Database(db)
+        if matches!(db.code().as_deref(), Some("40001" | "40P01" | "55P03")))
+}
+
 /// The database's error behind another error, which a handler may have wrapped in errors of its own.
 pub(crate) fn behind<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dyn DatabaseError> {
     let mut error = Some(error);

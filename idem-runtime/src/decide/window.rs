@@ -6,20 +6,22 @@ use super::outcome::{Outcome, Reason};
 use crate::error::Failure;
 use crate::spec::Expired;
 
-/// What the gate says of an event id.
+/// What the gate says of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Gate {
     /// The event may be handled.
     Open,
-    /// The id's time lies further in the future than clocks may differ.
+    /// Its time lies further in the future than clocks may differ.
     Future,
 }
 
-/// Judges an id by its time; all in milliseconds since the Unix epoch.
-pub(crate) fn gate(id_millis: u64, now_millis: u64, clock_skew: Duration) -> Gate {
-    let skew = u64::try_from(clock_skew.as_millis()).unwrap_or(u64::MAX);
-    if id_millis > now_millis.saturating_add(skew) { Gate::Future } else { Gate::Open }
+/// Judges an event by its time; all in milliseconds since the Unix epoch. It is the time in the id; a natural
+/// key has none, there the record's timestamp stands for it, by which it is found to be forgotten later on.
+pub(crate) fn gate(id_millis: Option<u64>, record_millis: Option<i64>, now_millis: u64, clock_skew: Duration) -> Gate {
+    let time = id_millis.or_else(|| record_millis.and_then(|millis| u64::try_from(millis).ok()));
+    let latest = now_millis.saturating_add(millis(clock_skew));
+    if time.is_some_and(|time| time > latest) { Gate::Future } else { Gate::Open }
 }
 
 /// Whether the group may have processed an event that has no row, and forgotten it. `id_millis`: the time
@@ -32,6 +34,19 @@ pub(crate) fn may_be_forgotten(id_millis: Option<u64>, record_millis: Option<i64
         // A record without a timestamp may be of any time.
         None => record_millis.unwrap_or(i64::MIN) < horizon,
     }
+}
+
+/// Whether somebody's permission, given at a time, to handle an event that may have been forgotten still
+/// holds. The record that carries it stays in the replay topic, and may be read again after the row
+/// that the permission led to has gone; so it ends while that row is sure to be there. Clocks may differ.
+pub(crate) fn is_allowed(allowed_at: Option<u64>, now_millis: u64, window: Duration, clock_skew: Duration) -> bool {
+    let Some(at) = allowed_at else { return false };
+    let latest = at.saturating_add(millis(window.saturating_sub(clock_skew)));
+    at <= now_millis.saturating_add(millis(clock_skew)) && now_millis < latest
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The end of an event that may have been forgotten. `None`: it is handled all the same.
@@ -57,12 +72,41 @@ mod tests {
     #[test]
     fn the_past_is_open_and_the_future_beyond_the_skew_is_not() {
         let day = 86_400_000;
-        assert_eq!(gate(0, NOW, DAY), Gate::Open);
-        assert_eq!(gate(NOW, NOW, DAY), Gate::Open);
-        assert_eq!(gate(NOW + day, NOW, DAY), Gate::Open);
-        assert_eq!(gate(NOW + day + 1, NOW, DAY), Gate::Future);
-        assert_eq!(gate((1 << 48) - 1, NOW, DAY), Gate::Future);
-        assert_eq!(gate(u64::MAX, NOW, Duration::MAX), Gate::Open);
+        let cases = [
+            (0, DAY, Gate::Open),
+            (NOW, DAY, Gate::Open),
+            (NOW + day, DAY, Gate::Open),
+            (NOW + day + 1, DAY, Gate::Future),
+            ((1 << 48) - 1, DAY, Gate::Future),
+            (u64::MAX, Duration::MAX, Gate::Open),
+        ];
+        for (time, skew, expected) in cases {
+            assert_eq!(gate(Some(time), None, NOW, skew), expected, "{time} of an id");
+            let stamp = i64::try_from(time).unwrap_or(i64::MAX);
+            assert_eq!(gate(None, Some(stamp), NOW, skew), expected, "{time} of a natural key's record");
+        }
+        assert_eq!(gate(Some(NOW), Some(i64::MAX), NOW, DAY), Gate::Open, "the id has a time");
+        assert_eq!((gate(None, None, NOW, DAY), gate(None, Some(-1), NOW, DAY)), (Gate::Open, Gate::Open));
+    }
+
+    #[test]
+    fn a_permission_ends_before_the_row_that_it_led_to_can_be_gone() {
+        let (hour, day) = (3_600_000, 86_400_000);
+        let holds = |allowed_at| is_allowed(allowed_at, NOW, 7 * DAY, DAY);
+        let cases = [
+            (None, false),
+            (Some(NOW), true),
+            (Some(NOW - 6 * day + 1), true),
+            (Some(NOW - 6 * day), false),
+            (Some(0), false),
+            // A clock that is ahead.
+            (Some(NOW + hour), true),
+            (Some(NOW + day + 1), false),
+            (Some(u64::MAX), false),
+        ];
+        for (allowed_at, expected) in cases {
+            assert_eq!(holds(allowed_at), expected, "{allowed_at:?}");
+        }
     }
 
     #[test]

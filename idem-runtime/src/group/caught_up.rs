@@ -1,7 +1,8 @@
 //! Noting how far a group has read in time, for the dedup table: rows stay as long as a group may still
 //! have to read events of their time.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,7 +59,7 @@ impl Watch {
         let mut looks: HashMap<Partition, (Look, Owner)> = HashMap::new();
         for (partition, owned) in owned {
             let is_idle = owned.lane.is_idle() && owned.lane.brake().is_none();
-            let look = Look { position: owned.written, end: 0, is_idle };
+            let look = Look { position: owned.written, end: 0, is_idle, has_no_more: false };
             looks.insert(partition.clone(), (look, Owner { epoch: owned.epoch, server: Arc::clone(&owned.server) }));
         }
         let (group, last) = (Arc::clone(group), std::mem::take(&mut self.last));
@@ -75,13 +76,17 @@ impl Watch {
                     return Seen::default();
                 }
             };
-            let ends = Observer::new(&group.config, &group.name).ends(partitions).await;
-            let Ok(ends) = ends else { return Seen::default() };
+            let observer = Observer::new(&group.config, &group.name);
+            let Ok(ends) = observer.ends(partitions).await else { return Seen::default() };
+            looks.retain(|partition, (look, _)| {
+                let end = ends.get(partition);
+                *look = Look { end: end.copied().unwrap_or_default(), ..*look }.after(last.get(partition));
+                end.is_some()
+            });
+            find_empty_ends(&observer, &mut looks, &last).await;
             let mut seen = Seen::default();
             let mut notes = Vec::new();
-            for (partition, end) in ends {
-                let Some((look, Owner { epoch, server })) = looks.remove(&partition) else { continue };
-                let look = Look { end, ..look };
+            for (partition, (look, Owner { epoch, server })) in looks {
                 let floor = match names::retry_delay(&group.name, &partition.topic) {
                     Some(delay) => caught_up::floor_of_retries(delay, &times.positions).map(Some),
                     None => Some(None),
@@ -89,7 +94,7 @@ impl Watch {
                 // Of a retry topic nothing is known until something is known of what leads to it.
                 seen.is_open |= floor.is_none();
                 if let Some(floor_millis) = floor {
-                    let read_to = caught_up::end_of_records(&look, last.get(&partition));
+                    let read_to = look.end_of_records();
                     notes.push(CaughtUp { partition: partition.clone(), epoch, server, read_to, floor_millis });
                 }
                 seen.looks.insert(partition, look);
@@ -103,6 +108,29 @@ impl Watch {
             }
             seen
         }));
+    }
+}
+
+/// Reads what idle partitions have before their ends, where that is not known. What can't be read stays
+/// unknown.
+async fn find_empty_ends(
+    observer: &Observer,
+    looks: &mut HashMap<Partition, (Look, Owner)>,
+    last: &HashMap<Partition, Look>,
+) {
+    let mut by_topic: BTreeMap<Arc<str>, BTreeMap<i32, Range<i64>>> = BTreeMap::new();
+    for (partition, (look, _)) in looks.iter() {
+        if look.is_worth_reading(last.get(partition)) {
+            let ranges = by_topic.entry(Arc::clone(&partition.topic)).or_default();
+            ranges.insert(partition.number, look.position..look.end);
+        }
+    }
+    for (topic, ranges) in by_topic {
+        for number in observer.without_records(&topic, ranges).await.unwrap_or_default() {
+            if let Some((look, _)) = looks.get_mut(&Partition { topic: Arc::clone(&topic), number }) {
+                look.has_no_more = true;
+            }
+        }
     }
 }
 

@@ -31,6 +31,8 @@ const TICK: Duration = Duration::from_secs(1);
 const IDLE_TICKS: u32 = 5;
 /// Pause before a takeover that failed is tried again.
 const TAKEOVER_PAUSE: Duration = Duration::from_millis(500);
+/// Ticks without any partition after which others have certainly read the positions of theirs.
+const SPARE_TICKS: u32 = 60;
 /// How long a member that another one seems to have replaced waits for Kafka to say so. If Kafka does
 /// not, the partition is its own after all.
 const DISPUTE_PAUSE: Duration = Duration::from_secs(15);
@@ -77,6 +79,8 @@ pub(crate) struct Coordinator {
     suspects: BTreeSet<Partition>,
     metadata: String,
     idle_ticks: u32,
+    /// So long it has had no partition. None: the group has not assigned any yet, not even none.
+    spare_ticks: Option<u32>,
     brakes: Brakes,
     ends: Watch,
 }
@@ -96,6 +100,7 @@ impl Coordinator {
             suspects: BTreeSet::new(),
             metadata,
             idle_ticks: 0,
+            spare_ticks: None,
             brakes: Brakes::default(),
             ends: Watch::default(),
         })
@@ -134,6 +139,7 @@ impl Coordinator {
                 // Answered at once, with nothing: while the database is away the group must go on.
                 // The partitions are added when their positions are read.
                 self.consumer.send(Command::Start(Vec::new()));
+                self.spare_ticks = Some(0);
                 for partition in partitions {
                     self.wait_for_position(partition, None, Duration::ZERO);
                 }
@@ -274,8 +280,19 @@ impl Coordinator {
         }
     }
 
+    /// A member that the group needs no more than as a spare reads no positions. Those who have the
+    /// partitions do, and this one looks after the dedup table as well.
+    fn count_as_spare(&mut self) {
+        let is_spare = self.owned.is_empty() && self.pending.is_empty() && self.draining.is_empty();
+        self.spare_ticks = self.spare_ticks.map(|ticks| if is_spare { ticks.saturating_add(1) } else { 0 });
+        if self.spare_ticks == Some(SPARE_TICKS) {
+            self.group.first_positions.note(&self.group.name);
+        }
+    }
+
     /// Writes what moved to the database, then tells Kafka; compares the rows where that is due.
     async fn record_progress(&mut self) {
+        self.count_as_spare();
         self.look_after_lanes().await;
         self.brakes.look_after(&self.group, &self.owned).await;
         self.ends.look(&self.group, &self.owned).await;

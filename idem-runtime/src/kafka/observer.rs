@@ -107,6 +107,16 @@ impl Observer {
         .await
     }
 
+    /// Which of these ranges of a topic hold no record, of those that can be read within a bound.
+    pub(crate) async fn without_records(
+        &self,
+        topic: &Arc<str>,
+        ranges: BTreeMap<i32, Range<i64>>,
+    ) -> KafkaResult<Vec<i32>> {
+        let topic = Arc::clone(topic);
+        self.ask(move |client| without_records(client, &topic, ranges)).await
+    }
+
     /// The records of a topic within the given ranges, each partition's in order, and `None` after the
     /// last one: a channel that ends without it was cut off. Dropping the receiver ends the reading.
     pub(crate) fn read(&self, topic: &str, ranges: BTreeMap<i32, Range<i64>>) -> mpsc::Receiver<Read> {
@@ -144,11 +154,7 @@ fn read(
     to: &mpsc::Sender<Read>,
 ) -> KafkaResult<()> {
     open.retain(|_, range| !range.is_empty());
-    let mut list = TopicPartitionList::with_capacity(open.len());
-    for (&partition, range) in &open {
-        list.add_partition_offset(topic, partition, Offset::Offset(range.start))?;
-    }
-    client.assign(&list)?;
+    assign(client, topic, &open)?;
     let mut heard = Instant::now();
     while !open.is_empty() {
         match client.poll(Duration::from_millis(100)) {
@@ -175,6 +181,36 @@ fn read(
         }
     }
     Ok(())
+}
+
+fn without_records(client: &Client, topic: &str, mut open: BTreeMap<i32, Range<i64>>) -> KafkaResult<Vec<i32>> {
+    assign(client, topic, &open)?;
+    let start = Instant::now();
+    let mut without = Vec::new();
+    while !open.is_empty() && start.elapsed() < REQUEST {
+        match client.poll(Duration::from_millis(100)) {
+            Some(Ok(message)) => {
+                let partition = message.partition();
+                let is_behind = open.remove(&partition).is_some_and(|range| message.offset() >= range.end);
+                without.extend(is_behind.then_some(partition));
+            }
+            // The broker's own word that there is nothing more.
+            Some(Err(KafkaError::PartitionEOF(partition))) => {
+                without.extend(open.remove(&partition).map(|_| partition));
+            }
+            Some(Err(error)) if !will_reconnect(&error) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(without)
+}
+
+fn assign(client: &Client, topic: &str, ranges: &BTreeMap<i32, Range<i64>>) -> KafkaResult<()> {
+    let mut list = TopicPartitionList::with_capacity(ranges.len());
+    for (&partition, range) in ranges {
+        list.add_partition_offset(topic, partition, Offset::Offset(range.start))?;
+    }
+    client.assign(&list)
 }
 
 fn will_reconnect(error: &KafkaError) -> bool {

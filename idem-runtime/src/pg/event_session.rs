@@ -7,7 +7,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::{Connection, PgConnection, PgPool, Postgres};
 
 use super::dedup;
-use super::session::bounded;
+use super::session::{Session, bounded};
 use crate::handler::Tx;
 
 /// After it a connection is replaced, as sqlx's pool would.
@@ -18,6 +18,8 @@ const LONGEST_IDLE: Duration = Duration::from_secs(600);
 /// back, and send BEGIN and COMMIT alone, which are three round trips of six.
 pub(crate) struct EventSessions {
     pool: PgPool,
+    /// Connections without the settings of these.
+    service: PgPool,
     idle: Mutex<Vec<Kept>>,
 }
 
@@ -28,8 +30,8 @@ struct Kept {
 }
 
 impl EventSessions {
-    pub(crate) fn new(pool: PgPool) -> Self {
-        Self { pool, idle: Mutex::default() }
+    pub(crate) fn new(pool: PgPool, service: PgPool) -> Self {
+        Self { pool, service, idle: Mutex::default() }
     }
 
     /// Where they come from.
@@ -49,6 +51,7 @@ impl EventSessions {
     }
 
     async fn open(&self) -> Result<Kept, sqlx::Error> {
+        refuse_read_only(&self.service).await?;
         let now = Instant::now();
         let mut kept = Kept { connection: self.pool.acquire().await?, opened: now, used: now };
         bounded(take_over_transactions(&mut kept.connection)).await?;
@@ -67,6 +70,33 @@ impl Drop for Kept {
     fn drop(&mut self) {
         self.connection.close_on_drop();
     }
+}
+
+/// These connections are read-only by default, and events say READ WRITE; so they don't notice that an operator made
+/// the server, the database or the role read-only, which holds for new connections. It is asked elsewhere: a
+/// connection shows what the server's configuration says now, the catalog what is set for new ones.
+async fn refuse_read_only(service: &PgPool) -> Result<(), sqlx::Error> {
+    let mut session = Session::acquire(service).await?;
+    let asked = bounded(
+        sqlx::query_scalar(
+            "SELECT current_setting('default_transaction_read_only')::boolean OR coalesce(( \
+                SELECT split_part(setting, '=', 2)::boolean FROM pg_db_role_setting, unnest(setconfig) AS setting \
+                 WHERE setting LIKE 'default\\_transaction\\_read\\_only=%' \
+                   AND setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database())) \
+                   AND setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = session_user)) \
+                 ORDER BY setrole <> 0 DESC, setdatabase <> 0 DESC LIMIT 1), false)",
+        )
+        .fetch_one(session.connection()),
+    )
+    .await;
+    let result = match asked {
+        Ok(false) => Ok(()),
+        // What this connection says may be as old as it is: it is not asked again.
+        Ok(true) => Err(sqlx::Error::Protocol("the database is set to read-only transactions".to_owned())),
+        Err(error) => Err(error),
+    };
+    session.end(&result);
+    result
 }
 
 /// sqlx counts transactions by the calls that begin and end them, and these of events are begun and

@@ -33,7 +33,8 @@ pub(crate) struct Write {
 pub(crate) const TIMES: std::ops::RangeInclusive<i64> = 0..=253_402_300_799_000;
 
 /// Writes positions, each only where the row holds this member's epoch and what it last wrote, on
-/// the server run that confirmed the events. Returns the partitions that were written.
+/// the server run that confirmed the events. Returns the partitions that were written. A producer may stamp
+/// its events with times to come; nothing was read later than now.
 pub(crate) async fn compare_and_set(
     connection: &mut PgConnection,
     group: &str,
@@ -44,7 +45,8 @@ pub(crate) async fn compare_and_set(
     let rows: Vec<(String, i32)> = sqlx::query_as(
         "UPDATE consumer_progress AS row \
             SET next_offset = new.next_offset, updated_at = now(), \
-                event_time = coalesce(to_timestamp(new.event_millis / 1000.0), row.event_time) \
+                event_time = CASE WHEN new.event_millis IS NULL THEN row.event_time \
+                                  ELSE least(to_timestamp(new.event_millis / 1000.0), now()) END \
            FROM unnest($2::text[], $3::int[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[]) \
                 AS new(topic, partition, epoch, server, expected, next_offset, event_millis) \
           WHERE row.consumer_group = $1 AND row.topic = new.topic AND row.partition = new.partition \
@@ -103,19 +105,19 @@ pub(crate) struct Times {
 
 /// Reads how far a group has read.
 pub(crate) async fn times(connection: &mut PgConnection, group: &str) -> Result<Times, sqlx::Error> {
-    type Row = (i64, Option<String>, Option<i64>, Option<i64>, Option<i64>);
+    type Row = (i64, Option<String>, Option<i64>, Option<i64>);
     let rows: Vec<Row> = sqlx::query_as(
         "SELECT (extract(epoch FROM now()) * 1000)::bigint, topic, (extract(epoch FROM event_time) * 1000)::bigint, \
-                (extract(epoch FROM caught_up_at) * 1000)::bigint, (extract(epoch FROM updated_at) * 1000)::bigint \
+                (extract(epoch FROM caught_up_at) * 1000)::bigint \
            FROM (SELECT 1) AS always LEFT JOIN consumer_progress ON consumer_group = $1",
     )
     .bind(group)
     .fetch_all(connection)
     .await?;
     let now = rows.first().map(|(now, ..)| *now).unwrap_or_default();
-    let recorded = |(_, topic, event, caught_up, updated): Row| {
-        let (topic, updated) = topic.zip(updated)?;
-        let position = retention::Position { topic: kind(group, &topic), event, caught_up, updated };
+    let recorded = |(_, topic, event, caught_up): Row| {
+        let topic = topic?;
+        let position = retention::Position { topic: kind(group, &topic), event, caught_up };
         Some(Recorded::new(names::retry_delay(group, &topic), position))
     };
     Ok(Times { now, positions: rows.into_iter().filter_map(recorded).collect() })

@@ -76,9 +76,10 @@ impl Pools {
         // library's, and stay. Only those say READ WRITE.
         let handlers = options.clone().options([("default_transaction_read_only", "on")]);
         let money = size.div_ceil(HANDLERS_PER_MONEY_CONNECTION).clamp(2, MONEY_CONNECTIONS);
+        let service = pool(options.clone(), SERVICE_CONNECTIONS);
         Self {
-            handlers: Arc::new(EventSessions::new(pool(handlers, size))),
-            service: pool(options.clone(), SERVICE_CONNECTIONS),
+            handlers: Arc::new(EventSessions::new(pool(handlers, size), service.clone())),
+            service,
             money: pool(options, money),
         }
     }

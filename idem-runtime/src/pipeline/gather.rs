@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 
+use super::gate;
 use crate::clock;
 use crate::decide::batch_size::{BatchSize, MOST};
-use crate::decide::window::{self, Gate};
+use crate::decide::window::Gate;
 use crate::event::EventId;
 use crate::group::{GroupContext, Match};
 use crate::handler::{Decoded, Handler};
@@ -52,7 +53,7 @@ pub(crate) fn next<'g>(group: &'g GroupContext, backlog: &mut VecDeque<Queued>, 
                     events: Vec::new(),
                     decoded: Some((handler.decode.many)()),
                 });
-                match run.decode(group, &record) {
+                match run.decode(group, &record, &origin) {
                     Some(id) => run.events.push(Event { record, origin, id }),
                     None => left.push_back(record),
                 }
@@ -108,11 +109,10 @@ fn look<'g>(group: &'g GroupContext, record: &Queued) -> Look<'g> {
 
 impl Run<'_> {
     /// Decodes one more event, unless it is none that the handler may see.
-    fn decode(&mut self, group: &GroupContext, record: &Queued) -> Option<EventId> {
+    fn decode(&mut self, group: &GroupContext, record: &Queued, origin: &Origin) -> Option<EventId> {
         let (decoded, payload) = (self.decoded.as_mut()?, record.payload.as_deref()?);
         let id = std::panic::catch_unwind(AssertUnwindSafe(|| decoded.push(payload))).ok()?.ok()?;
-        let is_future = |time| window::gate(time, clock::unix_millis(), group.config.clock_skew) == Gate::Future;
-        if id.unix_millis().is_some_and(is_future) {
+        if gate(group, id, origin) == Gate::Future {
             let mut keep = vec![true; self.events.len()];
             keep.push(false);
             decoded.retain(&keep);

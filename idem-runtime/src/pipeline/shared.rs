@@ -17,7 +17,9 @@ use futures_util::FutureExt;
 use tracing::Instrument;
 
 use super::gather::{Event, Run, most};
-use super::{Connection, after_error, expired, in_place_backoff, rolled_back, span, wait_in_place, waiting};
+use super::{
+    Connection, after_begin, after_error, expired, in_place_backoff, rolled_back, span, wait_in_place, waiting,
+};
 use crate::decide::batch_size::BatchSize;
 use crate::decide::circuit::Note;
 use crate::decide::sql_error;
@@ -191,7 +193,7 @@ async fn transaction(
                 tracing::error!("the dedup table has no partition for an event; attaching it");
                 group.missing_partition.notify_one();
             }
-            let connection = after_error(tx, &error).await;
+            let connection = after_begin(tx, &error).await;
             return (again(error), connection);
         }
     };
@@ -201,7 +203,7 @@ async fn transaction(
     let Some(transaction_id) = inserted.transaction else {
         return (Attempt::Committed { fresh }, rolled_back(tx).await);
     };
-    let is_expired = |event: &Event| expired(handler, event.id, &event.origin, inserted.horizon).is_some();
+    let is_expired = |event: &Event| expired(group, handler, event.id, &event.origin, inserted.horizon).is_some();
     let aside: Vec<usize> = (0..events.len()).filter(|at| fresh[*at] && is_expired(&events[*at])).collect();
     if !aside.is_empty() {
         return (Attempt::Expired(aside), rolled_back(tx).await);

@@ -101,7 +101,7 @@ impl World {
         known
             .filter_map(|(number, group)| {
                 let (event, caught_up) = (group.event, group.caught_up);
-                let position = Position { topic: Topic::Main, event, caught_up, updated: self.now };
+                let position = Position { topic: Topic::Main, event, caught_up };
                 Some(Floor { group: number.to_string(), millis: floor_of(&position)? })
             })
             .collect()
@@ -112,11 +112,6 @@ impl World {
         for day in FIRST_DAY..self.now / DAY {
             let end = (day + 1) * DAY;
             let Verdict::Due { processed_before } = judge(end, self.now, &RULES, &floors) else { continue };
-            if self.now >= end + RULES.max_hold {
-                for floor in floors.iter().filter(|floor| floor.millis.saturating_sub(RULES.skew) < end) {
-                    self.groups[floor.group.parse::<usize>().unwrap()].overstayed = true;
-                }
-            }
             let log = &self.log;
             let gone: Vec<(usize, usize)> = self
                 .rows
@@ -125,6 +120,11 @@ impl World {
                 .map(|(row, _)| *row)
                 .collect();
             for row in gone {
+                let held = floors
+                    .iter()
+                    .any(|floor| floor.group == row.0.to_string() && floor.millis.saturating_sub(RULES.skew) < end);
+                // Only rows that were kept for as long as may be.
+                self.groups[row.0].overstayed |= held && self.rows[&row] < self.now - RULES.max_hold;
                 self.groups[row.0].horizon = self.groups[row.0].horizon.max(Some(end));
                 self.rows.remove(&row);
             }

@@ -12,6 +12,7 @@ fn a_day_is_emptied_after_the_window_and_when_everybody_has_read_it() {
     let end = 100 * DAY;
     let held = |by: &[&str]| Verdict::Held(by.iter().map(ToString::to_string).collect());
     let due = |now| Verdict::Due { processed_before: now - 7 * DAY };
+    let overdue = |now| Verdict::Due { processed_before: now - 30 * DAY };
     let cases = [
         (106 * DAY, vec![], Verdict::Remembered),
         (107 * DAY - 1, vec![], Verdict::Remembered),
@@ -20,7 +21,9 @@ fn a_day_is_emptied_after_the_window_and_when_everybody_has_read_it() {
         (107 * DAY, vec![floor("a", 101 * DAY - 1)], held(&["a"])),
         (107 * DAY, vec![floor("a", 90 * DAY), floor("b", 107 * DAY), floor("c", i64::MIN)], held(&["a", "c"])),
         (130 * DAY - 1, vec![floor("a", i64::MIN)], held(&["a"])),
-        (130 * DAY, vec![floor("a", i64::MIN)], due(130 * DAY)),
+        (130 * DAY, vec![floor("a", i64::MIN)], overdue(130 * DAY)),
+        (500 * DAY, vec![floor("a", 90 * DAY), floor("b", 499 * DAY)], overdue(500 * DAY)),
+        (500 * DAY, vec![floor("a", 101 * DAY)], due(500 * DAY)),
     ];
     for (now, floors, expected) in cases {
         assert_eq!(judge(end, now, &RULES, &floors), expected, "{now} {floors:?}");
@@ -28,15 +31,15 @@ fn a_day_is_emptied_after_the_window_and_when_everybody_has_read_it() {
 }
 
 #[test]
-fn a_floor_is_what_was_read_and_not_what_a_producer_stamped() {
-    let main = Position { topic: Topic::Main, event: Some(50), caught_up: Some(40), updated: 90 };
+fn a_floor_is_what_was_read() {
+    let main = Position { topic: Topic::Main, event: Some(50), caught_up: Some(40) };
     let cases = [
         (main, Some(50)),
         (Position { caught_up: Some(80), ..main }, Some(80)),
-        (Position { event: Some(i64::MAX), caught_up: None, ..main }, Some(90)),
+        (Position { caught_up: None, ..main }, Some(50)),
         (Position { event: None, caught_up: None, ..main }, Some(i64::MIN)),
         (Position { topic: Topic::Retry, caught_up: Some(80), ..main }, Some(50)),
-        (Position { topic: Topic::Retry, event: None, caught_up: Some(80), ..main }, Some(i64::MIN)),
+        (Position { topic: Topic::Retry, event: None, caught_up: Some(80) }, Some(i64::MIN)),
         (Position { topic: Topic::Replay, ..main }, None),
     ];
     for (position, expected) in cases {

@@ -6,13 +6,14 @@ mod rebuild;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use sqlx::PgConnection;
+use sqlx::{AssertSqlSafe, PgConnection};
 
 pub(crate) use self::partition::partition;
 pub(crate) use self::rebuild::rebuild;
 use super::session::{Pools, in_transaction};
 use crate::decide::adoption::{Column, Form, Found, judge};
 use crate::decide::retention;
+use crate::pg::maintenance::CLAIM_LOCK;
 
 /// For reading a whole table.
 const BOUND: Duration = Duration::from_secs(3_600);
@@ -34,6 +35,26 @@ pub(crate) async fn check(pools: &Pools, groups: &BTreeSet<String>) -> Result<Op
         None => Ok(None),
         Some(found) => judge(&found, groups).map(Some).map_err(AdoptError::Unusable),
     }
+}
+
+/// Takes a table whose key serves one group alone for this group: an empty one does not say whose it is, and
+/// two groups may start at the same time. The first one is noted, and others are refused. The migrations must have
+/// been applied.
+pub(crate) async fn claim(pools: &Pools, groups: &BTreeSet<String>) -> Result<(), AdoptError> {
+    let groups = groups.clone();
+    let refused = in_transaction(pools, BOUND, move |tx| {
+        Box::pin(async move {
+            sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(CLAIM_LOCK).execute(&mut *tx).await?;
+            let Some(found) = inspect(tx).await?.filter(Found::serves_one_group) else { return Ok(None) };
+            if let Err(problems) = judge(&found, &groups) {
+                return Ok(Some(problems));
+            }
+            let note = "INSERT INTO group_horizon (consumer_group) SELECT unnest($1::text[]) ON CONFLICT DO NOTHING";
+            sqlx::query(note).bind(groups.into_iter().collect::<Vec<String>>()).execute(tx).await?;
+            Ok(None)
+        })
+    });
+    refused.await?.map_or(Ok(()), |problems| Err(AdoptError::Unusable(problems)))
 }
 
 /// Gives the groups that brought rows their first horizon. The migration noted when their oldest rows were
@@ -101,14 +122,29 @@ async fn inspect(connection: &mut PgConnection) -> Result<Option<Found>, sqlx::E
         groups: Vec::new(),
     };
     let has_groups = found.columns.iter().any(|column| column.name == "consumer_group");
-    if has_groups && found.unique_keys.iter().any(|key| key[..] == ["event_id"]) {
+    if has_groups && found.serves_one_group() {
         found.groups = sqlx::query_scalar(
             "WITH one AS MATERIALIZED (SELECT consumer_group::text AS name FROM processed_event LIMIT 1) \
              SELECT name FROM one WHERE name IS NOT NULL \
              UNION ALL (SELECT consumer_group::text FROM processed_event, one WHERE consumer_group <> name LIMIT 1)",
         )
-        .fetch_all(connection)
+        .fetch_all(&mut *connection)
         .await?;
+        found.groups.extend(known_groups(connection).await?);
     }
     Ok(Some(found))
+}
+
+/// The groups that have run on this database, as far as the library's tables are there.
+async fn known_groups(connection: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
+    let mut groups = Vec::new();
+    for table in ["consumer_progress", "group_horizon"] {
+        let is_there: bool =
+            sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL").bind(table).fetch_one(&mut *connection).await?;
+        if is_there {
+            let named = AssertSqlSafe(format!("SELECT DISTINCT consumer_group::text FROM {table}"));
+            groups.extend(sqlx::query_scalar::<_, String>(named).fetch_all(&mut *connection).await?);
+        }
+    }
+    Ok(groups)
 }

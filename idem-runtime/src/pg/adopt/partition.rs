@@ -111,12 +111,13 @@ async fn plan(tx: &mut PgConnection, days_ahead: i32) -> Result<Plan, sqlx::Erro
     Ok(Plan { day, first_id, constraint, foreign_rows, primary_key, key_is_whole })
 }
 
-/// The key that a partition needs, made beside the old one.
+/// The key that a partition needs, made beside the old one. It waits for every transaction that is open, and holds
+/// up nobody meanwhile.
 async fn make_key(pools: &Pools) -> Result<(), sqlx::Error> {
     on_own_connection(pools, |connection| {
         Box::pin(async move {
             let statements = format!(
-                "SET statement_timeout = 0|SET lock_timeout = '10s'|DROP INDEX CONCURRENTLY IF EXISTS {KEY}|\
+                "SET statement_timeout = 0|SET lock_timeout = 0|DROP INDEX CONCURRENTLY IF EXISTS {KEY}|\
                  CREATE UNIQUE INDEX CONCURRENTLY {KEY} ON processed_event (event_id, consumer_group)"
             );
             for statement in statements.split('|') {

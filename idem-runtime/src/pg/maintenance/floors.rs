@@ -9,16 +9,17 @@ use crate::kafka::names;
 
 /// The floor of every group that has positions or parked events, in the order of their names.
 pub(crate) async fn floors(connection: &mut PgConnection) -> Result<Vec<Floor>, sqlx::Error> {
-    type Row = (String, String, Option<i64>, Option<i64>, i64);
+    type Row = (String, String, Option<i64>, Option<i64>);
     let rows: Vec<Row> = sqlx::query_as(
         "SELECT consumer_group, topic, (extract(epoch FROM event_time) * 1000)::bigint, \
-                (extract(epoch FROM caught_up_at) * 1000)::bigint, (extract(epoch FROM updated_at) * 1000)::bigint \
+                (extract(epoch FROM caught_up_at) * 1000)::bigint \
            FROM consumer_progress",
     )
     .fetch_all(&mut *connection)
     .await?;
+    // A producer may stamp anything; it was there when it was parked. `least` leaves out what is NULL.
     let parked: Vec<(String, i64)> = sqlx::query_as(
-        "SELECT consumer_group, min(coalesce(timestamp_millis, (extract(epoch FROM parked_at) * 1000)::bigint)) \
+        "SELECT consumer_group, min(least(timestamp_millis, (extract(epoch FROM parked_at) * 1000)::bigint)) \
            FROM parked_event GROUP BY consumer_group",
     )
     .fetch_all(connection)
@@ -27,8 +28,8 @@ pub(crate) async fn floors(connection: &mut PgConnection) -> Result<Vec<Floor>, 
     let mut lower = |group: String, millis: i64| {
         floors.entry(group).and_modify(|floor| *floor = millis.min(*floor)).or_insert(millis);
     };
-    for (group, topic, event, caught_up, updated) in rows {
-        let position = Position { topic: kind(&group, &topic), event, caught_up, updated };
+    for (group, topic, event, caught_up) in rows {
+        let position = Position { topic: kind(&group, &topic), event, caught_up };
         if let Some(millis) = floor_of(&position) {
             lower(group, millis);
         }

@@ -29,7 +29,9 @@ pub(in crate::pg) async fn make_sure(pools: &Pools) -> Result<(), sqlx::Error> {
             tracing::info!("making an index on processed_event (processed_at), for deleting by age");
             for statement in [
                 "SET statement_timeout = 0",
-                "SET lock_timeout = '10s'",
+                // It waits for every transaction that is open, and holds up nobody meanwhile; cut off, it would
+                // begin anew.
+                "SET lock_timeout = 0",
                 // What an attempt that was cut off left behind.
                 "DROP INDEX CONCURRENTLY IF EXISTS idem_processed_event_processed_at",
                 "CREATE INDEX CONCURRENTLY idem_processed_event_processed_at ON processed_event (processed_at)",

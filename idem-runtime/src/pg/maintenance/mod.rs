@@ -32,8 +32,11 @@ use crate::error::Class;
 const ATTACH_LOCK: i64 = 0x6964_656d_0001;
 const LOCK: i64 = 0x6964_656d_0002;
 const INDEX_LOCK: i64 = 0x6964_656d_0003;
+pub(super) const CLAIM_LOCK: i64 = 0x6964_656d_0004;
 const INTERVAL: Duration = Duration::from_secs(3_600);
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+/// Then it says which groups it waits for.
+const FIRST_PATIENCE: Duration = Duration::from_secs(120);
 /// For one transaction of the maintenance: a day of many millions of rows is read.
 const BOUND: Duration = Duration::from_secs(600);
 
@@ -72,8 +75,8 @@ pub(crate) fn rules(config: &Config) -> Rules {
     }
 }
 
-/// The groups of a run whose first positions have been read. Before that nothing is emptied: an operator
-/// may have set a group back, and only the takeover records it.
+/// The groups of a run whose first positions have been read, by this member or by others. Before that nothing
+/// is emptied: an operator may have set a group back, and only the takeover records it.
 #[derive(Debug, Clone)]
 pub(crate) struct FirstPositions(Arc<watch::Sender<HashSet<Arc<str>>>>);
 
@@ -88,14 +91,19 @@ impl FirstPositions {
     }
 
     /// Returns when all groups have said so.
-    async fn of_all(&self, groups: usize) {
-        let _ = self.0.subscribe().wait_for(|read| read.len() >= groups).await;
+    async fn of_all(&self, groups: &[Arc<str>]) {
+        let mut read = self.0.subscribe();
+        let of_all = |read: &HashSet<Arc<str>>| groups.iter().all(|group| read.contains(group));
+        while tokio::time::timeout(FIRST_PATIENCE, read.wait_for(of_all)).await.is_err() {
+            let waits_for: Vec<&Arc<str>> = groups.iter().filter(|group| !read.borrow().contains(*group)).collect();
+            tracing::info!(?waits_for, "the dedup table is looked after once the positions of these groups are known");
+        }
     }
 }
 
 /// Keeps the table small for as long as the process runs.
-pub(crate) async fn keep_small(pools: Pools, rules: Rules, first: FirstPositions, groups: usize) {
-    first.of_all(groups).await;
+pub(crate) async fn keep_small(pools: Pools, rules: Rules, first: FirstPositions, groups: Vec<Arc<str>>) {
+    first.of_all(&groups).await;
     loop {
         let pause = match sweep(&pools, &rules).await {
             Ok(Swept { waiting: 0, .. }) => INTERVAL,
@@ -159,7 +167,7 @@ pub(crate) async fn sweep(pools: &Pools, rules: &Rules) -> Result<Swept, sqlx::E
     for part in table.parts.iter().filter(|part| part.goes_row_by_row()) {
         if part.kind == Kind::Flat {
             index::make_sure(pools).await?;
-            warn_of_size(&table, part);
+            warn_of_size(pools, part).await?;
         }
         swept.deleted += prune::prune(pools, part, rules, &limits).await?;
     }
@@ -169,10 +177,17 @@ pub(crate) async fn sweep(pools: &Pools, rules: &Rules) -> Result<Swept, sqlx::E
 }
 
 /// An adopted table is deleted from row by row, which at some point costs more than the inserts.
-fn warn_of_size(table: &Table, part: &Part) {
+async fn warn_of_size(pools: &Pools, part: &Part) -> Result<(), sqlx::Error> {
     const MANY: i64 = 1_000_000;
-    let days = (table.now - part.oldest_millis.unwrap_or(table.now)) / 86_400_000 + 1;
-    let per_day = part.estimated_rows / days;
+    if part.estimated_rows <= MANY {
+        return Ok(());
+    }
+    let days: i64 = in_transaction(pools, BOUND, |tx| {
+        let days = "SELECT coalesce(extract(epoch FROM now() - min(processed_at)) / 86400, 0)::bigint + 1 FROM processed_event";
+        Box::pin(sqlx::query_scalar(days).fetch_one(tx))
+    })
+    .await?;
+    let per_day = part.estimated_rows / days.max(1);
     if per_day > MANY {
         tracing::warn!(
             rows_per_day = per_day,
@@ -180,6 +195,7 @@ fn warn_of_size(table: &Table, part: &Part) {
              makes the deletion of a day instant, while everything runs"
         );
     }
+    Ok(())
 }
 
 async fn tell(pools: &Pools, table: &Table) -> Result<(), sqlx::Error> {

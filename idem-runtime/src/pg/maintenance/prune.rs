@@ -42,8 +42,8 @@ pub(crate) async fn prune(pools: &Pools, part: &Part, rules: &Rules, limits: &[L
 /// The table is named twice: it may have become a partitioned one meanwhile, and a place in it means
 /// another row in each partition.
 ///
-/// Only ids that the library could have taken raise a horizon: a v7 with a time that has come, or a
-/// natural key. Anything else is refused before it is looked up.
+/// Only ids that the library could take raise a horizon: a v7, or a natural key. Anything else is refused before it
+/// is looked up. A v7 whose time has not come is refused now and not later, so its row stays until then.
 async fn chunk(pools: &Pools, part: &Part, rules: &Rules, limits: &[Limit]) -> Result<i64, sqlx::Error> {
     let name = &part.sql_name;
     let regclass = format!("'{}'::regclass", name.replace('\'', "''"));
@@ -52,6 +52,8 @@ async fn chunk(pools: &Pools, part: &Part, rules: &Rules, limits: &[Limit]) -> R
               going AS ( \
                  SELECT row.ctid AS at FROM {name} AS row \
                   WHERE row.tableoid = {regclass} AND row.processed_at < now() - $4 * interval '1 millisecond' \
+                    AND NOT (idem_kind_of(row.event_id) = 'time' \
+                             AND idem_millis_of(row.event_id) > extract(epoch FROM now()) * 1000) \
                     AND (row.processed_at < now() - $5 * interval '1 millisecond' \
                          OR CASE idem_kind_of(row.event_id) \
                             WHEN 'time' THEN idem_millis_of(row.event_id) \
@@ -65,9 +67,7 @@ async fn chunk(pools: &Pools, part: &Part, rules: &Rules, limits: &[Limit]) -> R
               raised AS ( \
                  INSERT INTO group_horizon (consumer_group, ids_before, natural_before) \
                  SELECT consumer_group, \
-                        to_timestamp((max(idem_millis_of(event_id)) FILTER ( \
-                            WHERE idem_kind_of(event_id) = 'time' \
-                              AND idem_millis_of(event_id) <= extract(epoch FROM now()) * 1000) + 1) / 1000.0), \
+                        to_timestamp((max(idem_millis_of(event_id)) FILTER (WHERE idem_kind_of(event_id) = 'time') + 1) / 1000.0), \
                         max(processed_at) FILTER (WHERE idem_kind_of(event_id) = 'natural') + $7 * interval '1 millisecond' \
                    FROM gone GROUP BY consumer_group \
                  ON CONFLICT (consumer_group) DO UPDATE \

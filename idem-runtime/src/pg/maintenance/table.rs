@@ -29,8 +29,6 @@ pub(crate) struct Part {
     /// With indexes.
     pub bytes: i64,
     pub estimated_rows: i64,
-    /// When the oldest row of an adopted table was processed, by its index; milliseconds.
-    pub oldest_millis: Option<i64>,
 }
 
 impl Part {
@@ -95,7 +93,7 @@ pub(crate) async fn parts(connection: &mut PgConnection) -> Result<Table, sqlx::
     };
     let part = |(sql_name, name, day, heap_bytes, bytes, estimated_rows): Row| {
         let kind = kind(&name, day)?;
-        Some(Part { sql_name, name, kind, heap_bytes, bytes, estimated_rows, oldest_millis: None })
+        Some(Part { sql_name, name, kind, heap_bytes, bytes, estimated_rows })
     };
     let mut parts: Vec<Part> = rows.into_iter().filter_map(part).collect();
     parts.sort_by_key(|part| match part.kind {
