@@ -286,9 +286,10 @@ pub(crate) async fn session_limits(
     Ok(settings.into_iter().map(limit).collect())
 }
 
-/// Deletes at most `limit` calls that were last asked for longer ago than the window. What is
-/// unknown, or applied without the event's effects, stays until somebody resolved it. Returns how
-/// many went.
+/// Deletes at most `limit` calls that were last asked for longer ago than the window: those whose event
+/// is committed, those that surely did nothing, and resolved ones that another key followed. What a person
+/// decided decides the event's next attempt, however late it comes, so it stays until that is committed; and
+/// so does what is open. Returns how many went.
 pub(crate) async fn delete_aged(
     connection: &mut PgConnection,
     window: Duration,
@@ -297,12 +298,15 @@ pub(crate) async fn delete_aged(
     // The key begins with the event's time, or is without one: the index leads to what may be old.
     let done = sqlx::query(
         "DELETE FROM money_call WHERE (event_id, consumer_group, operation, generation) IN ( \
-             SELECT event_id, consumer_group, operation, generation FROM money_call \
+             SELECT event_id, consumer_group, operation, generation FROM money_call AS aged \
               WHERE (event_id < idem_first_id_of(((now() - $1 * interval '1 second') AT TIME ZONE 'UTC')::date + 1) \
                      OR event_id >= 'ff000000-0000-0000-0000-000000000000') \
                 AND attempted_at < now() - $1 * interval '1 second' \
-                AND (resolved_at IS NOT NULL OR state IN ('waiting', 'refused') \
-                     OR (state = 'applied' AND recorded_at IS NOT NULL)) \
+                AND (recorded_at IS NOT NULL OR (state IN ('waiting', 'refused') AND resolved_at IS NULL) \
+                     OR (state = 'failed' AND EXISTS ( \
+                         SELECT FROM money_call AS later \
+                          WHERE later.event_id = aged.event_id AND later.consumer_group = aged.consumer_group \
+                            AND later.operation = aged.operation AND later.generation > aged.generation))) \
               LIMIT $2)",
     )
     .bind(window.as_secs_f64())

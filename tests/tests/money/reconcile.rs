@@ -138,21 +138,28 @@ async fn calls_age_out_with_the_window_but_never_while_they_are_open() {
     run.stop().await.unwrap();
     let insert = "INSERT INTO money_call (event_id, consumer_group, operation, generation, key, body_hash, state, \
                                           attempt, attempted_at, recorded_at, resolved_at) \
-                  SELECT event_id, 'aged', state || recorded, 0, 'k', '', state, 1, now() - interval '8 days', \
-                         CASE WHEN recorded THEN now() END, NULL \
+                  SELECT event_id, 'aged', concat(state, recorded, resolved), generation, 'k', '', state, 1, \
+                         now() - interval '8 days', CASE WHEN recorded THEN now() END, CASE WHEN resolved THEN now() END \
                     FROM unnest(ARRAY['01900000-0000-7000-8000-000000000001', \
                                       'ff000000-0000-8000-8000-000000000001']::uuid[]) AS event_id, \
-                         unnest(ARRAY['applied', 'unknown', 'waiting', 'refused']) AS state, \
-                         unnest(ARRAY[true, false]) AS recorded";
-    assert_eq!(sqlx::query(insert).execute(&desk.env.pool).await.unwrap().rows_affected(), 16);
+                         (VALUES ('applied', true, false, 0), ('applied', false, false, 0), ('applied', false, true, 0), \
+                                 ('applied', true, true, 0), ('unknown', false, false, 0), ('waiting', false, false, 0), \
+                                 ('refused', true, false, 0), ('refused', false, false, 0), ('failed', false, true, 0), \
+                                 ('failed', false, true, 1)) AS call (state, recorded, resolved, generation)";
+    assert_eq!(sqlx::query(insert).execute(&desk.env.pool).await.unwrap().rows_affected(), 20);
     let run = desk.run();
-    eventually(LIMIT, "what is settled to go", async || desk.rows().await.len() == 7).await;
+    eventually(LIMIT, "what is settled to go", async || desk.rows().await.len() == 9).await;
     run.stop().await.unwrap();
-    let mut left: Vec<_> = desk.rows().await.into_iter().map(|row| (row.state, row.recorded)).collect();
+    let mut left: Vec<_> =
+        desk.rows().await.into_iter().map(|row| (row.operation, row.generation, row.recorded)).collect();
     left.sort();
-    let unknown = |recorded| ("unknown".to_owned(), recorded);
-    let applied = |recorded| ("applied".to_owned(), recorded);
-    let expected =
-        [applied(false), applied(false), applied(true), unknown(false), unknown(false), unknown(true), unknown(true)];
-    assert_eq!(left, expected, "the charge of today, and what is open");
+    let open = |operation: &str, generation| vec![(operation.to_owned(), generation, false); 2];
+    let expected = [
+        vec![(String::new(), 0, true)],
+        open("appliedff", 0),
+        open("appliedft", 0),
+        open("failedft", 1),
+        open("unknownff", 0),
+    ];
+    assert_eq!(left, expected.concat(), "the charge of today, what is open, and what a person decided last");
 }
