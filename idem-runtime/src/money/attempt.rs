@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::error::RequestError;
 use super::{MoneyClient, MoneyError, Provider};
+use crate::decide::window;
 use crate::error::{Class, Classified, Failure, HandlerError};
 use crate::event::EventId;
 use crate::handler::{Delivered, Delivery};
@@ -27,11 +28,22 @@ pub(crate) struct Event {
     pub read_from: (Arc<str>, i32, i64),
     /// When the handler's time is up.
     pub deadline: Instant,
+    /// The group may have processed the event and forgotten it, and nobody said that it may be handled.
+    pub may_be_forgotten: bool,
 }
 
 impl Event {
-    pub(crate) fn new(id: EventId, group: &Arc<str>, spec: Money, delivered: Delivered<'_>, timeout: Duration) -> Self {
-        let record = delivered.record;
+    /// `horizon`: see [`may_be_forgotten`](window::may_be_forgotten).
+    pub(crate) fn new(
+        id: EventId,
+        group: &Arc<str>,
+        spec: Money,
+        delivered: Delivered<'_>,
+        timeout: Duration,
+        horizon: Option<i64>,
+    ) -> Self {
+        let Delivered { record, origin } = delivered;
+        let is_allowed = origin.replay.is_some_and(|replay| replay.may_be_expired);
         Self {
             id,
             group: Arc::clone(group),
@@ -39,18 +51,22 @@ impl Event {
             delivery: delivered.delivery(),
             read_from: (Arc::clone(&record.topic), record.partition, record.offset),
             deadline: Instant::now() + timeout,
+            may_be_forgotten: !is_allowed
+                && window::may_be_forgotten(id.unix_millis(), origin.timestamp_millis, horizon),
         }
     }
 
     pub(super) fn places(&self) -> Places<'_> {
         let Delivery { topic, partition, offset, timestamp_millis, .. } = &self.delivery;
         let (read_topic, read_partition, read_offset) = &self.read_from;
-        // A record without a time may still have an id with one.
-        let of_id = || self.id.unix_millis().and_then(|millis| i64::try_from(millis).ok());
+        // The earlier one: it is the safe one where a clock was wrong.
+        let of_id = self.id.unix_millis().and_then(|millis| i64::try_from(millis).ok());
+        let origin_millis = timestamp_millis.iter().copied().chain(of_id).min();
         Places {
             origin: Place { topic, partition: *partition, offset: *offset },
             record: Place { topic: read_topic, partition: *read_partition, offset: *read_offset },
-            origin_millis: timestamp_millis.or_else(of_id),
+            origin_millis,
+            may_be_forgotten: self.may_be_forgotten,
         }
     }
 }

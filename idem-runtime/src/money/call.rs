@@ -9,7 +9,7 @@ use super::error::RequestError;
 use super::transport::{Outgoing, Prepared};
 use super::{Charge, ChargeResponse, MoneyError, MoneyRequest};
 use crate::clock;
-use crate::decide::money::{self, Answer, Before, Meaning, Verdict};
+use crate::decide::money::{self, Answer, Before, Doubt, Meaning, Verdict};
 use crate::decide::{money_key, retry};
 use crate::pg::money::{self as rows, Begun, CallId, Settlement};
 
@@ -39,8 +39,8 @@ struct Intent {
     key: String,
     generation: u32,
     attempt: u32,
-    /// The earlier requests of this key whose answer is missing: how long ago, and when.
-    unsure: Option<(money::Unsure, (f64, f64))>,
+    /// The earlier requests of this key that may have been carried out: how long ago, and when.
+    unsure: Option<(money::Unsure, (f64, Option<f64>))>,
 }
 
 async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Result<Charge, MoneyError> {
@@ -98,11 +98,15 @@ async fn intend(attempt: &Attempt, id: &CallId<'_>, hash: &[u8]) -> Result<Optio
     let key = |generation| money_key::key(id.event_id, id.group, id.operation, generation);
     let first = |generation| Intent { key: key(generation), generation, attempt: 1, unsure: None };
     let places = attempt.event.places();
+    let lost = async |generation: u32| {
+        let noted = rows::note_lost(&provider.pool, id, generation, &key(generation), hash, &places).await;
+        noted.map_or_else(MoneyError::Record, |()| MoneyError::KeyExpired)
+    };
     for _ in 0..RACES {
         let begun = rows::begin(&provider.pool, id, &key(0), hash, &places, provider.key_ttl).await;
         let found = match begun.map_err(MoneyError::Record)? {
             Begun::First => return Ok(Some(first(0))),
-            Begun::MayBeForgotten => return Err(MoneyError::KeyExpired),
+            Begun::Lost => return Err(lost(0).await),
             Begun::Raced => continue,
             Begun::Found(found) => found,
         };
@@ -111,6 +115,7 @@ async fn intend(attempt: &Attempt, id: &CallId<'_>, hash: &[u8]) -> Result<Optio
             Before::AlreadyProcessed => return Ok(None),
             Before::BodyChanged => return Err(MoneyError::BodyChanged),
             Before::KeyExpired => return Err(MoneyError::KeyExpired),
+            Before::Lost(generation) => return Err(lost(generation).await),
             Before::NextGeneration(next) => {
                 let begun = rows::next_generation(&provider.pool, id, next, &key(next), hash).await;
                 if begun.map_err(MoneyError::Record)? {
@@ -157,7 +162,7 @@ async fn settle(
     verdict: Verdict,
 ) -> Result<(), MoneyError> {
     let status = if let Answer::Status(status) = answer { Some(status) } else { None };
-    if verdict.is_unsure && status.is_none() {
+    if verdict.doubt == Doubt::Request && status.is_none() {
         // As the intent says.
         return Ok(());
     }
@@ -166,7 +171,8 @@ async fn settle(
         attempt: intent.attempt,
         state: verdict.state,
         status,
-        unsure_before: (!verdict.is_unsure).then(|| intent.unsure.map(|(_, when)| when)),
+        doubt: verdict.doubt,
+        unsure_before: intent.unsure.map(|(_, when)| when),
     };
     match rows::settle(&attempt.provider.pool, id, &settlement).await {
         Ok(true) => Ok(()),

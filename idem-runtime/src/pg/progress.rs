@@ -254,11 +254,15 @@ pub(crate) async fn take_over(
     };
     let record: Vec<&(Partition, Position)> = own.iter().chain(&others).collect();
     sqlx::query(
-        "INSERT INTO consumer_progress AS row (consumer_group, topic, partition, epoch, next_offset, reread_below) \
-         SELECT $1, * FROM unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[]) \
+        "INSERT INTO consumer_progress AS row \
+             (consumer_group, topic, partition, epoch, next_offset, reread_below, reread_at) \
+         SELECT $1, new.*, CASE WHEN new.reread_below IS NOT NULL THEN now() END \
+           FROM unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[]) \
+                AS new(topic, partition, epoch, next_offset, reread_below) \
          ON CONFLICT (consumer_group, topic, partition) DO UPDATE \
             SET next_offset = excluded.next_offset, updated_at = now(), event_time = NULL, caught_up_at = NULL, \
-                reread_below = greatest(row.reread_below, excluded.reread_below) \
+                reread_below = greatest(row.reread_below, excluded.reread_below), \
+                reread_at = coalesce(excluded.reread_at, row.reread_at) \
           WHERE row.next_offset <> excluded.next_offset OR excluded.reread_below IS NOT NULL",
     )
     .bind(group)

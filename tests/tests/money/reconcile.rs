@@ -123,6 +123,17 @@ async fn a_database_that_lost_a_charge_does_not_let_it_leave_again_when_its_key_
     let run = desk.run();
     assert_eq!(desk.until_letters(1).await, "key-expired");
     desk.until_effects(3).await;
+    // What the database lost is listed, and no replay of the letter charges before a person decided.
+    let listed = desk.idem(&["money", "list", "--state", "unknown", "--json"]).await.json();
+    assert_eq!((&listed["calls"][0]["key"], &listed["calls"][0]["attempts"]), (&old.to_string().into(), &0.into()));
+    assert_eq!(listed["calls"].as_array().unwrap().len(), 1, "{listed}");
+    desk.replay().await;
+    assert_eq!(desk.until_letters(2).await, "key-expired");
+    let key = old.to_string();
+    let said = desk.idem(&["money", "resolve", "--key", &key, "--as", "applied", "--note", "it was charged"]).await;
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    desk.replay().await;
+    desk.until_effects(4).await;
     run.stop().await.unwrap();
     let asked = |id: uuid::Uuid| desk.keys().iter().filter(|key| **key == id.to_string()).count();
     assert_eq!((asked(old), asked(fresh), asked(late)), (1, 2, 1));
