@@ -166,6 +166,8 @@ pub(crate) async fn note_caught_up(
 /// What a takeover finds.
 #[derive(Debug)]
 pub(crate) struct Found {
+    /// The run of the server that says so.
+    pub server: Server,
     /// The identity of the database, now.
     pub lineage: Uuid,
     /// The topics that the group had positions of.
@@ -238,7 +240,9 @@ pub(crate) async fn take_over(
     .bind(partitions.iter().map(|partition| partition.number).collect::<Vec<i32>>())
     .fetch_all(&mut *tx)
     .await?;
+    let server: Server = server.into();
     let found = Found {
+        server: Arc::clone(&server),
         lineage,
         known_topics: known_topics.into_iter().collect(),
         rows: rows
@@ -250,7 +254,7 @@ pub(crate) async fn take_over(
     };
     let Some(Decided { own, others }) = decide(&found) else {
         tx.rollback().await?;
-        return Ok(Taken { server: server.into(), positions: Vec::new(), parked: HashMap::new() });
+        return Ok(Taken { server, positions: Vec::new(), parked: HashMap::new() });
     };
     let record: Vec<&(Partition, Position)> = own.iter().chain(&others).collect();
     sqlx::query(
@@ -276,5 +280,5 @@ pub(crate) async fn take_over(
     // After the epochs were raised: what the former owners were about to park is here now.
     let parked = parked::load(&mut tx, group, partitions).await?;
     tx.commit().await?;
-    Ok(Taken { server: server.into(), positions: own, parked })
+    Ok(Taken { server, positions: own, parked })
 }
