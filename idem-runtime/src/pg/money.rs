@@ -273,27 +273,35 @@ pub(crate) async fn settle(pool: &PgPool, id: &CallId<'_>, settled: &Settlement)
     Ok(done?.rows_affected() == 1)
 }
 
-/// Notes, in the event's own transaction, that its effects belong to these calls. Nothing is noted
-/// after the handler has ended that transaction.
+/// Notes, in the event's own transaction, that its effects belong to these calls, in the states that the
+/// handler saw. `false`: one is not in its state any more. Nothing is noted after the handler has ended that
+/// transaction, which is found out later.
+///
+/// What the handler set in it, a role or another `search_path`, is undone first: the calls have to be found.
 pub(crate) async fn record(
     tx: &mut PgConnection,
     transaction: TransactionId,
     event_id: Uuid,
     group: &str,
-    operations: &[String],
-) -> Result<(), sqlx::Error> {
-    sqlx::query(
-        "UPDATE money_call SET recorded_at = now() \
-          WHERE event_id = $1 AND consumer_group = $2 AND operation = ANY($3) AND recorded_at IS NULL \
-            AND state IN ('applied', 'refused') AND pg_current_xact_id_if_assigned()::text::bigint = $4",
+    seen: &[(String, State)],
+) -> Result<bool, sqlx::Error> {
+    sqlx::raw_sql("RESET ROLE; RESET search_path").execute(&mut *tx).await?;
+    let query = sqlx::query_scalar(
+        "WITH noted AS ( \
+             UPDATE money_call AS row SET recorded_at = coalesce(row.recorded_at, now()) \
+               FROM unnest($3::text[], $4::text[]) AS seen(operation, state) \
+              WHERE row.event_id = $1 AND row.consumer_group = $2 AND row.operation = seen.operation \
+                AND row.state = seen.state AND pg_current_xact_id_if_assigned()::text::bigint = $5 \
+              RETURNING 1) \
+         SELECT (SELECT count(*) FROM noted) >= cardinality($3) \
+             OR pg_current_xact_id_if_assigned()::text::bigint IS DISTINCT FROM $5",
     )
     .bind(event_id)
     .bind(group)
-    .bind(operations)
-    .bind(transaction.get())
-    .execute(tx)
-    .await?;
-    Ok(())
+    .bind(seen.iter().map(|(operation, _)| operation.as_str()).collect::<Vec<_>>())
+    .bind(seen.iter().map(|(_, state)| state.as_str()).collect::<Vec<_>>())
+    .bind(transaction.get());
+    query.fetch_one(tx).await
 }
 
 /// Registers the calls of a handler. Returns the group that has their name already, if another does.

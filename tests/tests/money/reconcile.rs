@@ -13,6 +13,8 @@ money_handlers! {
     failed: "failed" on "failed.bills", retry = [];
     restored: "restored" on "restored.bills", retry = [], concurrency = 2;
     aged: "aged" on "aged.bills";
+    other_path: "other-path" on "other-path.bills", retry = [];
+    below_horizon: "below-horizon" on "below-horizon.bills", retry = [], expired = "process";
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -138,6 +140,46 @@ async fn a_database_that_lost_a_charge_does_not_let_it_leave_again_when_its_key_
     let asked = |id: uuid::Uuid| desk.keys().iter().filter(|key| **key == id.to_string()).count();
     assert_eq!((asked(old), asked(fresh), asked(late)), (1, 2, 1));
     assert_eq!(desk.charges(), 4, "the first one, the old one, the fresh one, the late one");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_the_group_may_have_forgotten_charges_only_when_a_person_allows_it() {
+    let desk = Desk::open("below-horizon").await;
+    let run = desk.run();
+    let fresh = desk.bill(Plan::Charge).await;
+    desk.until_effects(1).await;
+    let horizon = "INSERT INTO group_horizon (consumer_group, ids_before) VALUES ($1, now() - interval '1 hour')";
+    sqlx::query(horizon).bind(desk.group).execute(&desk.env.pool).await.unwrap();
+    let millis = fresh.as_u128() >> 80;
+    let two_days_ago = uuid::Uuid::from_u128(((millis - 2 * 86_400_000) << 80) | (fresh.as_u128() & ((1 << 80) - 1)));
+    desk.publish(two_days_ago, Plan::Charge, None).await;
+    assert_eq!(desk.until_letters(1).await, "key-expired");
+    assert_eq!(desk.keys(), [fresh.to_string()]);
+    let listed = desk.idem(&["money", "list", "--state", "unknown", "--json"]).await.json();
+    assert_eq!(listed["calls"][0]["key"], two_days_ago.to_string(), "{listed}");
+
+    let key = two_days_ago.to_string();
+    let said = desk.idem(&["money", "resolve", "--key", &key, "--as", "failed", "--note", "not at the provider"]).await;
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    let replay = ["dlq", "replay", "--group", desk.group, "--event-id", &key, "--allow-expired"];
+    assert_eq!(desk.idem(&replay).await.status, Some(0));
+    desk.until_effects(2).await;
+    run.stop().await.unwrap();
+    assert_eq!(desk.charges(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_charge_is_recorded_also_where_the_handler_left_another_search_path() {
+    let desk = Desk::open("other-path").await;
+    let run = desk.run();
+    desk.bill(Plan::LeavePath).await;
+    desk.until_effects(1).await;
+    // A second call without a name would have the first one's key.
+    desk.bill(Plan::EmptyName).await;
+    assert_eq!(desk.until_letters(1).await, "permanent");
+    run.stop().await.unwrap();
+    let rows = desk.rows().await;
+    assert_eq!((rows[0].recorded, rows[1].recorded, desk.charges()), (true, false, 2));
 }
 
 #[tokio::test(flavor = "multi_thread")]
