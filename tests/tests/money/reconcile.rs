@@ -1,7 +1,7 @@
 //! What a person decides: unrecorded and unknown calls, forgotten keys, restores.
 
 use idem_runtime::prelude::*;
-use idem_runtime::testing::ProviderFault::DropAfter;
+use idem_runtime::testing::ProviderFault::{DropAfter, Status};
 use tests::{Kafka, Postgres, TestEnv, eventually};
 
 use crate::bill::{Desk, LIMIT, Plan};
@@ -13,6 +13,7 @@ money_handlers! {
     failed: "failed" on "failed.bills", retry = [];
     restored: "restored" on "restored.bills", retry = [], concurrency = 2;
     aged: "aged" on "aged.bills";
+    older_record: "older-record" on "older-record.bills", retry = [];
     other_path: "other-path" on "other-path.bills", retry = [];
     below_horizon: "below-horizon" on "below-horizon.bills", retry = [], expired = "process";
 }
@@ -140,6 +141,47 @@ async fn a_database_that_lost_a_charge_does_not_let_it_leave_again_when_its_key_
     let asked = |id: uuid::Uuid| desk.keys().iter().filter(|key| **key == id.to_string()).count();
     assert_eq!((asked(old), asked(fresh), asked(late)), (1, 2, 1));
     assert_eq!(desk.charges(), 4, "the first one, the old one, the fresh one, the late one");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_from_before_the_database_went_back_lets_nothing_leave_until_a_person_decides() {
+    let desk = Desk::open("older-record").await;
+    desk.next(&[Status(429)]);
+    let now: i64 = sqlx::query_scalar("SELECT (extract(epoch FROM now()) * 1000)::bigint")
+        .fetch_one(&desk.env.pool)
+        .await
+        .unwrap();
+    let id = EventId::now().uuid();
+    desk.publish(id, Plan::Charge, Some(now - 25 * 3_600_000)).await;
+    let run = desk.run();
+    assert_eq!(desk.until_letters(1).await, "exhausted");
+    assert_eq!(desk.rows().await[0].state, "waiting");
+    desk.age("2 minutes").await;
+    let went_back = "UPDATE consumer_progress SET reread_below = 1, reread_at = now() \
+                      WHERE consumer_group = $1 AND topic = $2";
+    let resolve = async |key: &str| {
+        let said = desk.idem(&["money", "resolve", "--key", key, "--as", "failed", "--note", "not there"]).await;
+        assert_eq!(said.status, Some(0), "{}", said.stderr);
+    };
+
+    // Later requests of the waiting call may be lost, then those of the key after it.
+    for (letters, states) in [(2, &["unknown"][..]), (3, &["failed", "unknown"])] {
+        sqlx::query(went_back).bind(desk.group).bind(&desk.topic).execute(&desk.env.pool).await.unwrap();
+        desk.replay().await;
+        assert_eq!(desk.until_letters(letters).await, "key-expired");
+        let rows = desk.rows().await;
+        let found: Vec<&str> =
+            (0..).map_while(|of| Some(&*rows.iter().find(|row| row.generation == of)?.state)).collect();
+        assert_eq!(found, states);
+        resolve(&rows.iter().find(|row| row.state == "unknown").unwrap().key).await;
+    }
+    desk.replay().await;
+    desk.until_effects(1).await;
+    run.stop().await.unwrap();
+    let keys = desk.keys();
+    assert_eq!((keys.len(), &keys[0], desk.charges()), (2, &id.to_string(), 1));
+    let applied: Vec<_> = desk.rows().await.into_iter().filter(|row| row.state == "applied").collect();
+    assert_eq!((applied.len(), applied[0].generation, &applied[0].key), (1, 2, &keys[1]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
