@@ -17,6 +17,7 @@ money_handlers! {
     swallowing: "swallowing" on "swallowing.bills", retry = ["200ms", "1s"];
     unsettled: "unsettled" on "unsettled.bills";
     waiting: "waiting" on "waiting.bills", concurrency = 8;
+    ahead: "ahead" on "ahead.bills", concurrency = 2;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -133,6 +134,26 @@ async fn an_answer_that_could_not_be_recorded_is_asked_for_again() {
     assert_eq!(desk.charges(), 2);
     assert!(desk.rows().await.iter().all(|row| row.state == "applied" && row.recorded));
     assert_eq!(desk.env.kafka.read_all("unsettled.retry.1s").await, [], "an outage costs no attempt");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kafka_is_told_how_far_charges_ran_ahead_of_one_that_waits() {
+    let desk = Desk::open("ahead").await;
+    desk.next(&[ChargeAfter(Duration::from_secs(4))]);
+    let run = desk.run();
+    desk.bill(Plan::Charge).await;
+    eventually(LIMIT, "the slow request", async || desk.keys().len() == 1).await;
+    desk.bill(Plan::Charge).await;
+    eventually(LIMIT, "what was read above the position", async || {
+        let committed = desk.env.kafka.committed(desk.group, &desk.topic).await;
+        let Some(committed) = committed.get(&0) else { return false };
+        let read: Vec<&str> = committed.metadata.split(':').collect();
+        committed.offset == 0 && read.len() == 4 && read[2] == "2"
+    })
+    .await;
+    desk.until_effects(2).await;
+    run.stop().await.unwrap();
+    assert_eq!(desk.charges(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
