@@ -13,13 +13,15 @@ CREATE TABLE money_call (
     -- 'unknown': asked, and whether it was carried out is not known. 'waiting': surely not carried
     -- out so far. 'applied', 'refused': the provider's word, or for 'applied' and 'failed' a person's.
     state          text        NOT NULL CHECK (state IN ('unknown', 'waiting', 'applied', 'refused', 'failed')),
-    -- Counts requests; a late answer to an earlier one is told by it.
+    -- Counts requests; a late answer to an earlier one is told by it. 0: all that is known of a request is
+    -- that the database, as it was before it went back, may have had it.
     attempt        integer     NOT NULL,
     -- The provider's last HTTP status.
     status         smallint,
     created_at     timestamptz NOT NULL DEFAULT now(),
     attempted_at   timestamptz NOT NULL DEFAULT now(),
-    -- The first and the last request whose answer is missing.
+    -- Since when the provider may have carried it out although no answer says so, and the last request
+    -- whose answer is missing; the second is null where the provider only said that it knows the key.
     unsure_since   timestamptz DEFAULT now(),
     unsure_at      timestamptz DEFAULT now(),
     -- The event's own transaction: its effects are committed.
@@ -42,3 +44,5 @@ CREATE TABLE money_handler (
 
 -- Events below it were read before, and then the database went back: what they did may not be in it.
 ALTER TABLE consumer_progress ADD COLUMN reread_below bigint;
+-- When that was found out.
+ALTER TABLE consumer_progress ADD COLUMN reread_at timestamptz;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use sqlx::postgres::PgConnectOptions;
 use uuid::Uuid;
 
+use crate::decide::money::LONGEST_CALL;
 use crate::decide::money_key::Format as KeyFormat;
 use crate::decide::retry;
 
@@ -172,7 +173,7 @@ impl Config {
             },
             memory: reader.bytes("IDEM_MEMORY", "64MiB"),
             money_base_url: reader.base_url("IDEM_MONEY_BASE_URL"),
-            money_timeout: reader.positive("IDEM_MONEY_TIMEOUT", "10s"),
+            money_timeout: reader.money_timeout(),
             money_key_ttl: reader.positive("IDEM_MONEY_KEY_TTL", "24h"),
             money_key_format: reader
                 .one_of("IDEM_MONEY_KEY_FORMAT", &[("bare", KeyFormat::Bare), ("quoted", KeyFormat::Quoted)]),
@@ -366,6 +367,14 @@ impl Reader {
         duration
     }
 
+    fn money_timeout(&mut self) -> Duration {
+        let timeout = self.positive("IDEM_MONEY_TIMEOUT", "10s");
+        if timeout > LONGEST_CALL {
+            self.error("IDEM_MONEY_TIMEOUT", "is not shorter than a minute, after which a request counts as ended");
+        }
+        timeout
+    }
+
     /// A provider's address. Credentials belong into a header, which nobody prints.
     fn base_url(&mut self, variable: &str) -> Option<String> {
         let url = self.text(variable)?;
@@ -527,6 +536,7 @@ mod tests {
             ("IDEM_MONEY_BASE_URL", "https://pay.example/?key=sentinel-4711"),
             ("IDEM_MONEY_TIMEOUT", "0s"),
             ("IDEM_MONEY_TIMEOUT", "never"),
+            ("IDEM_MONEY_TIMEOUT", "60s"),
             ("IDEM_MONEY_KEY_TTL", "0s"),
             ("IDEM_MONEY_KEY_FORMAT", "single"),
         ];

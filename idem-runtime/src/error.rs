@@ -200,6 +200,11 @@ impl Failure {
         Self { safe_text: Some(cause.to_string().into()), ..Self::new(cause) }
     }
 
+    /// With the reason of its dead letter, where it has one of its own.
+    pub(crate) fn because(self, reason: Option<Reason>) -> Self {
+        Self { reason, ..self }
+    }
+
     /// The reason of its dead letter, where it has one of its own.
     pub(crate) fn reason(&self) -> Option<Reason> {
         self.reason

@@ -286,7 +286,7 @@ async fn transaction(
 ) -> (Outcome, Connection) {
     // begin, dedup insert
     let mut tx = session.tx();
-    let transaction_id = match bounded(dedup::begin(&mut tx, event.id.uuid(), &group.name)).await {
+    let (transaction_id, horizon) = match bounded(dedup::begin(&mut tx, event.id.uuid(), &group.name)).await {
         // Another server, or another run of it, than the one the position was read from: what either
         // says is done may be unknown to the other. The coordinator goes back first.
         Ok(inserted) if inserted.server != claim.server => {
@@ -298,7 +298,7 @@ async fn transaction(
         }
         Ok(Inserted { transaction: Some(id), horizon, .. }) => {
             match expired(group, handler, event.id, delivered.origin, horizon) {
-                None => id,
+                None => (id, horizon),
                 Some(expired) => return (expired, rolled_back(tx).await),
             }
         }
@@ -314,7 +314,7 @@ async fn transaction(
     };
 
     // handler
-    let money = money_calls(group, handler, event.id, delivered);
+    let money = money_calls(group, handler, event.id, delivered, horizon);
     let params = ParamSource { states: &group.states, delivered, money: money.as_ref() };
     let call = AssertUnwindSafe((handler.call)(&mut tx, event.event, params)).catch_unwind();
     let interrupted = Connection::Interrupted(transaction_id);
@@ -372,9 +372,10 @@ fn money_calls(
     handler: &Handler,
     id: EventId,
     delivered: Delivered<'_>,
+    horizon: Option<i64>,
 ) -> Option<money::Running> {
     let (provider, spec) = (group.provider.as_ref()?, handler.spec.money?);
-    let event = money::Event::new(id, &group.name, spec, delivered, handler.spec.timeout);
+    let event = money::Event::new(id, &group.name, spec, delivered, handler.spec.timeout, horizon);
     Some(money::Running::new(Arc::clone(provider), event))
 }
 

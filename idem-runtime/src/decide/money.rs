@@ -16,8 +16,11 @@ pub(crate) struct Known {
     pub resolved: bool,
     /// Method, path and body are what they were.
     pub same_body: bool,
-    /// Requests whose answer is missing.
+    /// Requests that may have been carried out, though no answer says so.
     pub unsure: Option<Unsure>,
+    /// The database went back over this event and nobody decided of the call since, and the event is older
+    /// than a provider remembers a key: what came after this state may be lost.
+    pub is_lost: bool,
 }
 
 /// Requests that may have been carried out, though no answer says so.
@@ -25,8 +28,9 @@ pub(crate) struct Known {
 pub(crate) struct Unsure {
     /// How long ago the first one left.
     pub first: Duration,
-    /// How long ago the last one left.
-    pub last: Duration,
+    /// How long ago the last one left whose answer is missing. `None`: the provider only said that it
+    /// knows the key.
+    pub last: Option<Duration>,
 }
 
 /// The state of a call, as in the table.
@@ -75,11 +79,16 @@ pub(crate) enum Before {
     BodyChanged,
     /// Nothing leaves: the provider may have forgotten the key.
     KeyExpired,
+    /// Nothing leaves: so it is, and the record does not say so. The call is to be recorded as unknown in
+    /// this generation, for a person to find it.
+    Lost(u32),
 }
 
 /// What follows for a call that was asked for before. `key_ttl`: how long the provider remembers a key.
 pub(crate) fn before(known: &Known, key_ttl: Duration) -> Before {
     match known.state {
+        // The next key may have left before the database went back.
+        State::Failed if known.is_lost => Before::Lost(known.generation.saturating_add(1)),
         State::Failed => Before::NextGeneration(known.generation.saturating_add(1)),
         // A person's word holds, whatever the handler asks for now.
         State::Applied if known.resolved => Before::AlreadyProcessed,
@@ -87,6 +96,8 @@ pub(crate) fn before(known: &Known, key_ttl: Duration) -> Before {
         State::Applied => Before::AlreadyProcessed,
         // Only a request that may have been carried out makes a forgotten key dangerous: a provider
         // that was out of reach for a day is no reason to give an event up.
+        State::Unknown if known.unsure.is_some_and(|unsure| unsure.first >= key_ttl) => Before::KeyExpired,
+        _ if known.is_lost => Before::Lost(known.generation),
         _ if known.unsure.is_some_and(|unsure| unsure.first >= key_ttl) => Before::KeyExpired,
         State::Unknown | State::Waiting | State::Refused => Before::Again,
     }
@@ -127,22 +138,35 @@ pub(crate) enum Meaning {
 pub(crate) struct Verdict {
     pub meaning: Meaning,
     pub state: State,
-    /// Whether this request may have been carried out although the state does not say so.
-    pub is_unsure: bool,
+    pub doubt: Doubt,
+}
+
+/// What an answer leaves in doubt, where the state does not settle it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Doubt {
+    /// Nothing but what was before: this request was surely not carried out.
+    Before,
+    /// The provider knows the key, so some request with it may have been carried out. Not this one.
+    Key,
+    /// This request may have been carried out.
+    Request,
 }
 
 /// Longer than any request of ours can be in flight.
 pub(crate) const IN_FLIGHT: Duration = Duration::from_secs(60);
 
-/// What an answer means. `unsure`: the earlier requests of this call whose answer is missing.
+/// The longest time that a call can be given: shorter than what counts as in flight.
+pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(59);
+
+/// What an answer means. `unsure`: the earlier requests of this call that may have been carried out.
 pub(crate) fn after(answer: Answer, conflict: Conflict, unsure: Option<Unsure>) -> Verdict {
     use Meaning::{AlreadyProcessed, Applied, NotNow, Refused, Unanswered, Unavailable};
-    let done = |meaning| Verdict { meaning, state: State::Applied, is_unsure: false };
-    let perhaps = |meaning| Verdict { meaning, state: State::Unknown, is_unsure: true };
+    let done = |meaning| Verdict { meaning, state: State::Applied, doubt: Doubt::Before };
+    let perhaps = |meaning| Verdict { meaning, state: State::Unknown, doubt: Doubt::Request };
     // An earlier request may have been, whatever is said of this one.
     let not = |meaning, state| {
         let state = if unsure.is_some() { State::Unknown } else { state };
-        Verdict { meaning, state, is_unsure: false }
+        Verdict { meaning, state, doubt: Doubt::Before }
     };
     match answer {
         Answer::NotSent => not(Unanswered, State::Waiting),
@@ -153,11 +177,13 @@ pub(crate) fn after(answer: Answer, conflict: Conflict, unsure: Option<Unsure>) 
             300..=399 => perhaps(Unavailable),
             425 | 429 => not(NotNow, State::Waiting),
             // A decline is the provider's word on the payment itself.
-            402 => Verdict { meaning: Refused, state: State::Refused, is_unsure: false },
+            402 => Verdict { meaning: Refused, state: State::Refused, doubt: Doubt::Before },
             409 => match (conflict, unsure) {
                 (Conflict::Processed, _) => done(AlreadyProcessed),
-                (Conflict::Auto, Some(earlier)) if earlier.last >= IN_FLIGHT => done(AlreadyProcessed),
-                (Conflict::Auto | Conflict::InFlight, _) => not(Meaning::Conflict, State::Waiting),
+                (Conflict::Auto, Some(Unsure { last: Some(last), .. })) if last >= IN_FLIGHT => done(AlreadyProcessed),
+                (Conflict::Auto | Conflict::InFlight, _) => {
+                    Verdict { meaning: Meaning::Conflict, state: State::Unknown, doubt: Doubt::Key }
+                }
             },
             408 => perhaps(NotNow),
             400..=499 => not(Refused, State::Refused),
@@ -194,7 +220,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(86_400);
 
     fn unsure(first: u64, last: u64) -> Option<Unsure> {
-        Some(Unsure { first: Duration::from_secs(first), last: Duration::from_secs(last) })
+        Some(Unsure { first: Duration::from_secs(first), last: Some(Duration::from_secs(last)) })
     }
 
     #[test]
@@ -207,6 +233,7 @@ mod tests {
             resolved,
             same_body,
             unsure,
+            is_lost: false,
         };
         let cases = [
             (known(Unknown, false, true, unsure(10, 10)), Before::Again),
@@ -228,37 +255,67 @@ mod tests {
     }
 
     #[test]
+    fn what_a_database_says_that_went_back_lets_nothing_leave() {
+        use State::{Applied, Failed, Refused, Unknown, Waiting};
+        let known = |state, resolved, same_body, unsure| Known {
+            generation: 2,
+            attempt: 3,
+            state,
+            resolved,
+            same_body,
+            unsure,
+            is_lost: true,
+        };
+        let cases = [
+            (known(Waiting, false, true, None), Before::Lost(2)),
+            (known(Refused, false, true, None), Before::Lost(2)),
+            (known(Unknown, false, true, unsure(10, 10)), Before::Lost(2)),
+            (known(Unknown, false, true, unsure(86_400, 10)), Before::KeyExpired),
+            (known(Failed, true, true, None), Before::Lost(3)),
+            (known(Failed, true, false, None), Before::Lost(3)),
+            (known(Waiting, false, false, None), Before::BodyChanged),
+            // What was carried out stays so.
+            (known(Applied, false, true, None), Before::AlreadyProcessed),
+            (known(Applied, true, false, None), Before::AlreadyProcessed),
+        ];
+        for (known, expected) in cases {
+            assert_eq!(before(&known, TTL), expected, "{known:?}");
+        }
+    }
+
+    #[test]
     fn every_status_has_one_meaning() {
+        use Doubt::{Before, Request};
         use Meaning::{Applied, NotNow, Refused, Unanswered, Unavailable};
         let cases = [
-            (Answer::Status(200), Applied, State::Applied, false),
-            (Answer::Status(201), Applied, State::Applied, false),
-            (Answer::Status(204), Applied, State::Applied, false),
-            (Answer::Status(101), NotNow, State::Unknown, true),
-            (Answer::Status(302), Unavailable, State::Unknown, true),
-            (Answer::Status(307), Unavailable, State::Waiting, false),
-            (Answer::Status(400), Refused, State::Refused, false),
-            (Answer::Status(401), Unavailable, State::Waiting, false),
-            (Answer::Status(402), Refused, State::Refused, false),
-            (Answer::Status(403), Unavailable, State::Waiting, false),
-            (Answer::Status(404), Refused, State::Refused, false),
-            (Answer::Status(407), Unavailable, State::Waiting, false),
-            (Answer::Status(408), NotNow, State::Unknown, true),
-            (Answer::Status(422), Refused, State::Refused, false),
-            (Answer::Status(425), NotNow, State::Waiting, false),
-            (Answer::Status(429), NotNow, State::Waiting, false),
-            (Answer::Status(500), NotNow, State::Unknown, true),
-            (Answer::Status(503), NotNow, State::Unknown, true),
-            (Answer::Status(999), NotNow, State::Unknown, true),
-            (Answer::NotSent, Unanswered, State::Waiting, false),
-            (Answer::Nothing, Unanswered, State::Unknown, true),
+            (Answer::Status(200), Applied, State::Applied, Before),
+            (Answer::Status(201), Applied, State::Applied, Before),
+            (Answer::Status(204), Applied, State::Applied, Before),
+            (Answer::Status(101), NotNow, State::Unknown, Request),
+            (Answer::Status(302), Unavailable, State::Unknown, Request),
+            (Answer::Status(307), Unavailable, State::Waiting, Before),
+            (Answer::Status(400), Refused, State::Refused, Before),
+            (Answer::Status(401), Unavailable, State::Waiting, Before),
+            (Answer::Status(402), Refused, State::Refused, Before),
+            (Answer::Status(403), Unavailable, State::Waiting, Before),
+            (Answer::Status(404), Refused, State::Refused, Before),
+            (Answer::Status(407), Unavailable, State::Waiting, Before),
+            (Answer::Status(408), NotNow, State::Unknown, Request),
+            (Answer::Status(422), Refused, State::Refused, Before),
+            (Answer::Status(425), NotNow, State::Waiting, Before),
+            (Answer::Status(429), NotNow, State::Waiting, Before),
+            (Answer::Status(500), NotNow, State::Unknown, Request),
+            (Answer::Status(503), NotNow, State::Unknown, Request),
+            (Answer::Status(999), NotNow, State::Unknown, Request),
+            (Answer::NotSent, Unanswered, State::Waiting, Before),
+            (Answer::Nothing, Unanswered, State::Unknown, Request),
         ];
-        for (answer, meaning, state, is_unsure) in cases {
-            assert_eq!(after(answer, Conflict::Auto, None), Verdict { meaning, state, is_unsure }, "{answer:?}");
+        for (answer, meaning, state, doubt) in cases {
+            assert_eq!(after(answer, Conflict::Auto, None), Verdict { meaning, state, doubt }, "{answer:?}");
             // After a request whose answer is missing, only the provider's word on the payment settles it.
             let later = after(answer, Conflict::Auto, unsure(5, 5));
             let settles = matches!(answer, Answer::Status(200..=299 | 402));
-            assert_eq!((later.meaning, later.is_unsure), (meaning, is_unsure), "{answer:?}");
+            assert_eq!((later.meaning, later.doubt), (meaning, doubt), "{answer:?}");
             assert_eq!(later.state, if settles { state } else { State::Unknown }, "{answer:?}");
         }
     }
@@ -273,13 +330,36 @@ mod tests {
             (Conflict::Auto, unsure(1, 1), Meaning::Conflict),
             (Conflict::Auto, unsure(600, 59), Meaning::Conflict),
             (Conflict::Auto, unsure(600, 60), AlreadyProcessed),
+            // Only conflicts so far: no request of ours is known to have reached it before.
+            (Conflict::Auto, Some(Unsure { first: Duration::from_secs(600), last: None }), Meaning::Conflict),
         ];
         for (conflict, earlier, expected) in cases {
             let verdict = after(Answer::Status(409), conflict, earlier);
             assert_eq!(verdict.meaning, expected, "{conflict:?} {earlier:?}");
             assert_eq!(verdict.state == State::Applied, expected == AlreadyProcessed);
         }
-        assert_eq!(after(Answer::Status(409), Conflict::Auto, None).state, State::Waiting);
+    }
+
+    #[test]
+    fn a_conflict_proves_that_the_provider_knows_the_key() {
+        for conflict in [Conflict::Auto, Conflict::InFlight] {
+            let verdict = after(Answer::Status(409), conflict, None);
+            assert_eq!((verdict.state, verdict.doubt), (State::Unknown, Doubt::Key));
+        }
+        let since = |secs| Some(Unsure { first: Duration::from_secs(secs), last: None });
+        let later = after(Answer::Status(404), Conflict::Auto, since(5));
+        assert_eq!((later.meaning, later.state), (Meaning::Refused, State::Unknown));
+        let unknown = |unsure| Known {
+            generation: 0,
+            attempt: 1,
+            state: State::Unknown,
+            resolved: false,
+            same_body: true,
+            unsure,
+            is_lost: false,
+        };
+        assert_eq!(before(&unknown(since(86_399)), TTL), Before::Again);
+        assert_eq!(before(&unknown(since(86_400)), TTL), Before::KeyExpired);
     }
 
     #[test]

@@ -9,6 +9,44 @@ pub(crate) struct Committed {
     pub offset: i64,
     /// Whose commit it was.
     pub by: CommittedBy,
+    /// How far its member had read.
+    pub read: Option<Read>,
+}
+
+impl Committed {
+    /// Reads a commit: its offset and its metadata.
+    pub(crate) fn parse(offset: i64, metadata: &str) -> Self {
+        let mut parts = metadata.strip_prefix(METADATA_PREFIX).unwrap_or_default().split(':');
+        let by = match parts.next().and_then(|id| Uuid::parse_str(id).ok()) {
+            Some(lineage) => CommittedBy::Lineage(lineage),
+            None => CommittedBy::Other,
+        };
+        let mut number = || parts.next().and_then(|number| number.parse().ok());
+        let read = number().zip(number()).map(|(below, server)| Read { below, server: ServerRun(server) });
+        Self { offset, by, read }
+    }
+}
+
+/// How far a member had read. Events of other keys run ahead of one that waits, so that is further than
+/// its position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Read {
+    /// One past the last event that was begun.
+    pub below: i64,
+    /// The run of the database server that confirmed what they did.
+    pub server: ServerRun,
+}
+
+/// One run of one database server, short enough for commit metadata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ServerRun(i64);
+
+impl ServerRun {
+    /// `server`: when it started, in seconds with six decimals, as the database tells it.
+    pub(crate) fn of(server: &str) -> Self {
+        let digits: String = server.chars().filter(char::is_ascii_digit).collect();
+        Self(digits.parse().unwrap_or_default())
+    }
 }
 
 /// Who committed an offset, told by the commit's metadata.
@@ -23,17 +61,12 @@ pub(crate) enum CommittedBy {
 const METADATA_PREFIX: &str = "idem1:";
 
 impl CommittedBy {
-    /// Reads commit metadata.
-    pub(crate) fn parse(metadata: &str) -> Self {
-        match metadata.strip_prefix(METADATA_PREFIX).and_then(|id| Uuid::parse_str(id).ok()) {
-            Some(lineage) => Self::Lineage(lineage),
-            None => Self::Other,
+    /// The metadata of our own commits: `idem1:<lineage>`, and how far the member had read, if it is one.
+    pub(crate) fn metadata(lineage: Uuid, read: Option<Read>) -> String {
+        match read {
+            Some(Read { below, server: ServerRun(server) }) => format!("{METADATA_PREFIX}{lineage}:{below}:{server}"),
+            None => format!("{METADATA_PREFIX}{lineage}"),
         }
-    }
-
-    /// The metadata of our own commits.
-    pub(crate) fn metadata(lineage: Uuid) -> String {
-        format!("{METADATA_PREFIX}{lineage}")
     }
 }
 
@@ -96,7 +129,7 @@ pub(crate) fn start(facts: &Facts) -> Start {
         {
             return Start::AnotherDatabase { theirs };
         }
-        (Some(Committed { by: CommittedBy::Other, offset }), recorded) if recorded != Some(offset) => {
+        (Some(Committed { by: CommittedBy::Other, offset, .. }), recorded) if recorded != Some(offset) => {
             (offset, Why::OperatorReset)
         }
         (Some(committed), Some(recorded)) => match recorded.cmp(&committed.offset) {
@@ -125,23 +158,26 @@ pub(crate) fn start(facts: &Facts) -> Start {
 pub(crate) struct Rewind {
     /// What the database had confirmed.
     pub confirmed: i64,
-    /// One past the last event that was begun.
-    pub read_below: i64,
+    /// How far it had read.
+    pub read: Read,
 }
 
 /// Below which offset events were read before, and then the database went back over them: what they did
-/// may not be in it. `None`: nothing says that it lost anything.
+/// may not be in it. `None`: nothing says that it lost anything. `server`: the run that says what is recorded.
 ///
-/// A few events before a crash may lie above it, whose position was not committed yet. They were read
-/// moments before, which is no time for a provider to forget a key.
-pub(crate) fn reread_below(facts: &Facts, offset: i64, rewind: Option<Rewind>) -> Option<i64> {
+/// Events above the position may be lost although the position is not: where one waits, others went on.
+/// A position says nothing of them, so another run of the server is enough. A few events before a crash may
+/// have been begun after the last commit. They were read moments before, which is no time for a provider to
+/// forget a key. An operator's commit wipes what was known: who restores a database and sets offsets by
+/// hand as well gets no mark.
+pub(crate) fn reread_below(facts: &Facts, offset: i64, rewind: Option<Rewind>, server: ServerRun) -> Option<i64> {
     let is_lost = |confirmed: i64| facts.recorded.is_none_or(|recorded| recorded < confirmed);
-    let committed = facts
-        .committed
-        .filter(|committed| committed.by == CommittedBy::Lineage(facts.lineage) && is_lost(committed.offset))
-        .map(|committed| committed.offset);
-    let read = rewind.filter(|rewind| is_lost(rewind.confirmed)).map(|rewind| rewind.read_below);
-    committed.max(read).filter(|below| *below > offset)
+    let above = |confirmed: i64, read: Read| (is_lost(confirmed) || read.server != server).then_some(read.below);
+    let committed = facts.committed.filter(|committed| committed.by != CommittedBy::Other);
+    let below = committed.filter(|committed| is_lost(committed.offset)).map(|committed| committed.offset);
+    let told = committed.and_then(|committed| above(committed.offset, committed.read?));
+    let read = rewind.and_then(|rewind| above(rewind.confirmed, rewind.read));
+    below.max(told).max(read).filter(|below| *below > offset)
 }
 
 #[cfg(test)]
@@ -150,10 +186,13 @@ mod tests {
 
     const OURS: Uuid = Uuid::from_u128(1);
     const THEIRS: Uuid = Uuid::from_u128(2);
+    /// Two runs of the server.
+    const BEFORE: i64 = 1;
+    const NOW: i64 = 2;
 
     fn facts(committed: Option<(i64, CommittedBy)>, recorded: Option<i64>) -> Facts {
         Facts {
-            committed: committed.map(|(offset, by)| Committed { offset, by }),
+            committed: committed.map(|(offset, by)| Committed { offset, by, read: None }),
             recorded,
             lineage: OURS,
             lineage_accepted: false,
@@ -206,31 +245,51 @@ mod tests {
     #[test]
     fn only_what_the_database_has_lost_is_a_range_that_is_reread() {
         let ours = |offset| Some((offset, CommittedBy::Lineage(OURS)));
-        let rewind = |confirmed, read_below| Some(Rewind { confirmed, read_below });
+        let read = |below, server| Read { below, server: ServerRun(server) };
+        let rewind = |confirmed, below| Some(Rewind { confirmed, read: read(below, NOW) });
+        let after_restart = |confirmed, below| Some(Rewind { confirmed, read: read(below, BEFORE) });
+        let committed = |offset, read| Some(Committed { offset, by: CommittedBy::Lineage(OURS), read: Some(read) });
+        let told = |offset, recorded, read| Facts { committed: committed(offset, read), ..facts(None, recorded) };
+        let theirs = Facts { lineage_accepted: true, ..facts(Some((500, CommittedBy::Lineage(THEIRS))), Some(400)) };
         let cases = [
             (facts(ours(500), Some(400)), None, Some(500)),
+            (theirs, None, Some(500)),
             (facts(ours(400), Some(400)), None, None),
             (facts(ours(400), Some(500)), None, None),
             (facts(ours(500), None), None, Some(500)),
             (facts(Some((500, CommittedBy::Other)), Some(400)), None, None),
             (facts(None, Some(400)), None, None),
-            // A restart of the server loses nothing that shows.
             (facts(ours(400), Some(400)), rewind(400, 450), None),
+            // Another run of the server: the position is the same, and what ran ahead of it may be lost.
+            (facts(ours(400), Some(400)), after_restart(400, 450), Some(450)),
+            (facts(ours(400), Some(400)), after_restart(400, 400), None),
+            (told(400, Some(400), read(450, NOW)), None, None),
+            (told(400, Some(400), read(450, BEFORE)), None, Some(450)),
+            (told(400, Some(400), read(400, BEFORE)), None, None),
+            (told(400, Some(300), read(450, NOW)), None, Some(450)),
+            (told(400, Some(460), read(450, BEFORE)), None, None),
+            (told(400, Some(400), read(450, BEFORE)), after_restart(400, 470), Some(470)),
             (facts(ours(400), Some(300)), rewind(400, 450), Some(450)),
             (facts(ours(390), Some(395)), rewind(400, 450), Some(450)),
             (facts(None, None), rewind(400, 450), Some(450)),
         ];
         for (facts, rewind, expected) in cases {
             let Start::At(offset, _) = start(&facts) else { panic!("{facts:?}") };
-            assert_eq!(reread_below(&facts, offset, rewind), expected, "{facts:?} {rewind:?}");
+            assert_eq!(reread_below(&facts, offset, rewind, ServerRun(NOW)), expected, "{facts:?} {rewind:?}");
         }
     }
 
     #[test]
     fn metadata_is_read_back() {
-        assert_eq!(CommittedBy::parse(&CommittedBy::metadata(OURS)), CommittedBy::Lineage(OURS));
+        let server = ServerRun::of("1764457200.123456");
+        assert_eq!(server, ServerRun(1_764_457_200_123_456));
+        for read in [None, Some(Read { below: 70, server })] {
+            let committed = Committed { offset: 50, by: CommittedBy::Lineage(OURS), read };
+            assert_eq!(Committed::parse(50, &CommittedBy::metadata(OURS, read)), committed);
+        }
         for foreign in ["", "idem1:", "idem1:x", "something else"] {
-            assert_eq!(CommittedBy::parse(foreign), CommittedBy::Other, "{foreign:?}");
+            let committed = Committed { offset: 50, by: CommittedBy::Other, read: None };
+            assert_eq!(Committed::parse(50, foreign), committed, "{foreign:?}");
         }
     }
 }

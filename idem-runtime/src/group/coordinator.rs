@@ -8,13 +8,14 @@ use rdkafka::error::KafkaError;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
+use uuid::Uuid;
 
 use super::brakes::Brakes;
 use super::caught_up::Watch;
 use super::progress::{compare, write};
 use super::takeover::{self, Taken};
 use super::{GroupContext, progress};
-use crate::decide::position::{CommittedBy, Rewind};
+use crate::decide::position::{CommittedBy, Read, Rewind, ServerRun};
 use crate::decide::progress::Verdict;
 use crate::health::Obstacle;
 use crate::kafka::consumer::{Command, Consumer, Event, Partition, Source};
@@ -47,8 +48,20 @@ pub(super) struct Owned {
     pub written: i64,
     /// A write whose answer did not come.
     pub attempted: Option<i64>,
-    /// What Kafka was told.
-    pub committed: Option<i64>,
+    /// The offset and metadata that Kafka was told.
+    pub committed: Option<(i64, String)>,
+}
+
+impl Owned {
+    /// How far it has read.
+    fn read(&self) -> Read {
+        Read { below: self.lane.delivered_below(), server: ServerRun::of(&self.server) }
+    }
+
+    /// What Kafka is to be told: offset and metadata.
+    pub(super) fn commit(&self, lineage: Uuid, partition: &Partition) -> (Partition, i64, String) {
+        (partition.clone(), self.written, CommittedBy::metadata(lineage, Some(self.read())))
+    }
 }
 
 /// A partition whose position is to be read.
@@ -77,7 +90,6 @@ pub(crate) struct Coordinator {
     /// Partitions whose offset may have left the log: the client does not say which one it was, and
     /// does not say it again.
     suspects: BTreeSet<Partition>,
-    metadata: String,
     idle_ticks: u32,
     /// So long it has had no partition. None: the group has not assigned any yet, not even none.
     spare_ticks: Option<u32>,
@@ -89,7 +101,6 @@ impl Coordinator {
     /// Joins the group.
     pub(crate) fn join(group: Arc<GroupContext>, topics: &[String]) -> Result<Self, KafkaError> {
         let (consumer, events) = Consumer::join(&group.config, &group.name, topics, group.prefetch)?;
-        let metadata = CommittedBy::metadata(group.lineage);
         Ok(Self {
             group,
             consumer,
@@ -98,7 +109,6 @@ impl Coordinator {
             pending: BTreeMap::new(),
             draining: JoinSet::new(),
             suspects: BTreeSet::new(),
-            metadata,
             idle_ticks: 0,
             spare_ticks: None,
             brakes: Brakes::default(),
@@ -158,7 +168,7 @@ impl Coordinator {
     /// Lets go of a partition's lane, and reads its position anew.
     async fn rewind(&mut self, partition: Partition, pause: Duration) {
         if let Some(mut owned) = self.owned.remove(&partition) {
-            let rewind = Rewind { confirmed: owned.written, read_below: owned.lane.delivered_below() };
+            let rewind = Rewind { confirmed: owned.written, read: owned.read() };
             owned.lane.abort().await;
             self.wait_for_position(partition, Some(rewind), pause);
         }
@@ -210,7 +220,7 @@ impl Coordinator {
         let partitions = working.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
         match write(&self.group, partitions).await {
             Ok(offsets) => {
-                if let Err(error) = self.consumer.commit_and_wait(offsets, self.metadata.clone()).await {
+                if let Err(error) = self.consumer.commit_and_wait(offsets).await {
                     let group = &*self.group.name;
                     tracing::debug!(group, %error, "the last commit was refused; the database knows more");
                 }
@@ -370,21 +380,23 @@ impl Coordinator {
         }
     }
 
-    /// Tells Kafka what the database holds.
+    /// Tells Kafka what the database holds, and how far the lanes have read.
     fn commit_written(&mut self) {
-        let due: Vec<(Partition, i64)> = self
-            .owned
-            .iter_mut()
-            .filter(|(_, owned)| owned.committed != Some(owned.written))
-            .map(|(partition, owned)| {
-                owned.committed = Some(owned.written);
-                (partition.clone(), owned.written)
-            })
-            .collect();
+        let lineage = self.group.lineage;
+        let news = |(partition, owned): (&Partition, &mut Owned)| {
+            let (partition, offset, metadata) = owned.commit(lineage, partition);
+            let told = Some((offset, metadata.clone()));
+            if owned.committed == told {
+                return None;
+            }
+            owned.committed = told;
+            Some((partition, offset, metadata))
+        };
+        let due: Vec<(Partition, i64, String)> = self.owned.iter_mut().filter_map(news).collect();
         if due.is_empty() {
             return;
         }
-        if let Err(error) = self.consumer.commit(&due, &self.metadata) {
+        if let Err(error) = self.consumer.commit(&due) {
             tracing::debug!(group = &*self.group.name, %error, "can't commit; the next tick repeats it");
             self.owned.values_mut().for_each(|owned| owned.committed = None);
         }
@@ -405,7 +417,7 @@ impl Coordinator {
         let partitions = owned.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
         match tokio::time::timeout(left(3), progress::write(&self.group, partitions)).await {
             Ok(Ok(offsets)) => {
-                let commit = self.consumer.commit_and_wait(offsets, self.metadata.clone());
+                let commit = self.consumer.commit_and_wait(offsets);
                 if !matches!(tokio::time::timeout(left(2), commit).await, Ok(Ok(()))) {
                     tracing::warn!(group, "the last commit was not confirmed; the database knows the position");
                 }

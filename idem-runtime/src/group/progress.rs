@@ -9,20 +9,20 @@ use crate::kafka::consumer::Partition;
 use crate::pg::progress::{self as rows, Write};
 use crate::pg::session::on_service;
 
-/// Writes positions by compare-and-set. Returns what the database now holds for certain.
+/// Writes positions by compare-and-set. Returns what the database now holds for certain, as commits.
 ///
 /// # Cancel safety
 /// Dropped in the middle, the partitions keep what was attempted, and the next comparison clears it up.
 pub(super) async fn write(
     group: &GroupContext,
     partitions: Vec<(&Partition, &mut Owned)>,
-) -> Result<Vec<(Partition, i64)>, sqlx::Error> {
+) -> Result<Vec<(Partition, i64, String)>, sqlx::Error> {
     let mut written = Vec::new();
     let mut moved = Vec::new();
     for (partition, owned) in partitions {
         let (next_offset, event_millis) = owned.lane.position();
         if next_offset == owned.written {
-            written.push((partition.clone(), next_offset));
+            written.push(owned.commit(group.lineage, partition));
         } else if owned.attempted.is_none() {
             moved.push((partition, owned, next_offset, event_millis));
         }
@@ -52,7 +52,7 @@ pub(super) async fn write(
         if confirmed.contains(partition) {
             owned.written = next_offset;
             owned.attempted = None;
-            written.push((partition.clone(), next_offset));
+            written.push(owned.commit(group.lineage, partition));
         }
     }
     Ok(written)

@@ -8,7 +8,7 @@ use rdkafka::error::KafkaError;
 use super::GroupContext;
 use super::coordinator::Pending;
 use crate::config::OffsetReset;
-use crate::decide::position::{self, Committed, Facts, Start, Why};
+use crate::decide::position::{self, Committed, Facts, ServerRun, Start, Why};
 use crate::kafka::consumer::{Consumer, Partition};
 use crate::pg::parked::Waiting;
 use crate::pg::progress::{self, Decided, Found, Position, Server};
@@ -101,6 +101,7 @@ fn decide(group: &GroupContext, pending: &BTreeMap<Partition, Pending>, log: &Lo
         return None;
     }
     let is_new = |topic: &Arc<str>| group.topics.contains_key(&**topic) && !found.known_topics.contains(&**topic);
+    let server = ServerRun::of(&found.server);
     let mut own = Vec::new();
     for (partition, pending) in pending {
         let Some(&(log_start, log_end)) = log.bounds.get(partition) else { continue };
@@ -127,7 +128,7 @@ fn decide(group: &GroupContext, pending: &BTreeMap<Partition, Pending>, log: &Lo
         };
         tell(group, partition, offset, why, &facts);
         let epoch = row.map_or(1, |row| row.epoch);
-        let reread_below = position::reread_below(&facts, offset, pending.rewind);
+        let reread_below = position::reread_below(&facts, offset, pending.rewind, server);
         own.push((partition.clone(), Position { epoch, next_offset: offset, reread_below }));
     }
     // The rest of a new topic, where "latest" has to be remembered for whoever starts it.

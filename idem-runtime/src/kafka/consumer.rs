@@ -23,7 +23,7 @@ use super::producer::log_line;
 use super::record::Record;
 use super::{client_config, on_thread, queue};
 use crate::config::Config;
-use crate::decide::position::{Committed, CommittedBy};
+use crate::decide::position::Committed;
 
 /// Longest time between two looks at the commands.
 const POLL: Duration = Duration::from_millis(20);
@@ -125,8 +125,7 @@ impl Consumer {
         let partitions = partitions.to_vec();
         self.blocking(move |client| {
             let committed = committed_offsets(client, &partitions, REQUEST)?.into_iter();
-            let by = |(offset, metadata): (i64, String)| Committed { offset, by: CommittedBy::parse(&metadata) };
-            Ok(committed.map(|(partition, found)| (partition, by(found))).collect())
+            Ok(committed.map(|(partition, (offset, text))| (partition, Committed::parse(offset, &text))).collect())
         })
         .await
     }
@@ -172,17 +171,17 @@ impl Consumer {
         .await
     }
 
-    /// Commits an explicit list without waiting; a refusal comes as [`Event::CommitFailed`].
-    pub(crate) fn commit(&self, offsets: &[(Partition, i64)], metadata: &str) -> KafkaResult<()> {
-        self.client.commit(&offset_list(offsets, metadata)?, CommitMode::Async)
+    /// Commits an explicit list, with metadata, without waiting; a refusal comes as [`Event::CommitFailed`].
+    pub(crate) fn commit(&self, offsets: &[(Partition, i64, String)]) -> KafkaResult<()> {
+        self.client.commit(&offset_list(offsets)?, CommitMode::Async)
     }
 
     /// Commits an explicit list and waits for the broker.
-    pub(crate) async fn commit_and_wait(&self, offsets: Vec<(Partition, i64)>, metadata: String) -> KafkaResult<()> {
+    pub(crate) async fn commit_and_wait(&self, offsets: Vec<(Partition, i64, String)>) -> KafkaResult<()> {
         if offsets.is_empty() {
             return Ok(());
         }
-        self.blocking(move |client| client.commit(&offset_list(&offsets, &metadata)?, CommitMode::Sync)).await
+        self.blocking(move |client| client.commit(&offset_list(&offsets)?, CommitMode::Sync)).await
     }
 
     /// Leaves the group. Returns when the thread has ended, at the latest after `bound`.
@@ -231,9 +230,9 @@ pub(super) fn committed_offsets<C: ConsumerContext>(
 }
 
 /// An explicit list: what is committed is never "the current state" of a consumer.
-fn offset_list(offsets: &[(Partition, i64)], metadata: &str) -> KafkaResult<TopicPartitionList> {
+fn offset_list(offsets: &[(Partition, i64, String)]) -> KafkaResult<TopicPartitionList> {
     let mut list = TopicPartitionList::with_capacity(offsets.len());
-    for (partition, offset) in offsets {
+    for (partition, offset, metadata) in offsets {
         let mut element = list.add_partition(&partition.topic, partition.number);
         element.set_offset(Offset::Offset(*offset))?;
         element.set_metadata(metadata);

@@ -1,6 +1,7 @@
 //! The money calls of one attempt at an event.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,6 +11,9 @@ use tokio::time::Instant;
 
 use super::error::RequestError;
 use super::{MoneyClient, MoneyError, Provider};
+use crate::decide::money::State;
+use crate::decide::outcome::Reason;
+use crate::decide::{sql_error, window};
 use crate::error::{Class, Classified, Failure, HandlerError};
 use crate::event::EventId;
 use crate::handler::{Delivered, Delivery};
@@ -27,11 +31,22 @@ pub(crate) struct Event {
     pub read_from: (Arc<str>, i32, i64),
     /// When the handler's time is up.
     pub deadline: Instant,
+    /// The group may have processed the event and forgotten it, and nobody said that it may be handled.
+    pub may_be_forgotten: bool,
 }
 
 impl Event {
-    pub(crate) fn new(id: EventId, group: &Arc<str>, spec: Money, delivered: Delivered<'_>, timeout: Duration) -> Self {
-        let record = delivered.record;
+    /// `horizon`: see [`may_be_forgotten`](window::may_be_forgotten).
+    pub(crate) fn new(
+        id: EventId,
+        group: &Arc<str>,
+        spec: Money,
+        delivered: Delivered<'_>,
+        timeout: Duration,
+        horizon: Option<i64>,
+    ) -> Self {
+        let Delivered { record, origin } = delivered;
+        let is_allowed = origin.replay.is_some_and(|replay| replay.may_be_expired);
         Self {
             id,
             group: Arc::clone(group),
@@ -39,18 +54,22 @@ impl Event {
             delivery: delivered.delivery(),
             read_from: (Arc::clone(&record.topic), record.partition, record.offset),
             deadline: Instant::now() + timeout,
+            may_be_forgotten: !is_allowed
+                && window::may_be_forgotten(id.unix_millis(), origin.timestamp_millis, horizon),
         }
     }
 
     pub(super) fn places(&self) -> Places<'_> {
         let Delivery { topic, partition, offset, timestamp_millis, .. } = &self.delivery;
         let (read_topic, read_partition, read_offset) = &self.read_from;
-        // A record without a time may still have an id with one.
-        let of_id = || self.id.unix_millis().and_then(|millis| i64::try_from(millis).ok());
+        // The earlier one: it is the safe one where a clock was wrong.
+        let of_id = self.id.unix_millis().and_then(|millis| i64::try_from(millis).ok());
+        let origin_millis = timestamp_millis.iter().copied().chain(of_id).min();
         Places {
             origin: Place { topic, partition: *partition, offset: *offset },
             record: Place { topic: read_topic, partition: *read_partition, offset: *read_offset },
-            origin_millis: timestamp_millis.or_else(of_id),
+            origin_millis,
+            may_be_forgotten: self.may_be_forgotten,
         }
     }
 }
@@ -73,10 +92,10 @@ struct Calls {
 enum Ended {
     /// It runs, or was dropped.
     NotYet,
-    /// What became of it is certain, or nothing left.
-    Certain,
-    /// It has to be asked for again.
-    Open(Class, String),
+    /// What became of it is certain: recorded in this state.
+    Settled(State),
+    /// It has to be asked for again, or a person has to decide.
+    Open(Class, Option<Reason>, String),
 }
 
 /// The attempt as long as its handler runs. Dropped, it is over: a task that the handler left behind
@@ -110,6 +129,9 @@ impl Drop for Running {
 impl Attempt {
     /// Takes a name for a call. `named`: as the handler says; else the attribute's.
     pub(super) fn take_name(&self, named: Option<String>) -> Result<String, MoneyError> {
+        if named.as_deref() == Some("") {
+            return Err(RequestError::NoName.into());
+        }
         let name = named.unwrap_or_else(|| self.event.spec.operation.unwrap_or_default().to_owned());
         let mut calls = self.lock();
         if calls.over {
@@ -122,10 +144,13 @@ impl Attempt {
         Ok(name)
     }
 
-    pub(super) fn ended<T>(&self, name: String, result: &Result<T, MoneyError>) {
-        let ended = match result {
-            Err(error) if error.class() != Class::Permanent => Ended::Open(error.class(), error.to_string()),
-            _ => Ended::Certain,
+    /// `settled`: what is recorded for good, if anything is. A refusal is not, where an earlier request may
+    /// have been carried out.
+    pub(super) fn ended<T>(&self, name: String, result: &Result<T, MoneyError>, settled: Option<State>) {
+        let ended = match (result, settled) {
+            (_, Some(state)) => Ended::Settled(state),
+            (Err(error), None) => Ended::Open(error.class(), error.reason(), error.to_string()),
+            (Ok(_), None) => return,
         };
         self.lock().by_name.insert(name, ended);
     }
@@ -139,20 +164,39 @@ impl Attempt {
             .by_name
             .values()
             .find_map(|ended| match ended {
-                Ended::Certain => None,
-                Ended::NotYet => Some((Class::Transient, "it was not waited for".to_owned())),
-                Ended::Open(class, text) => Some((*class, text.clone())),
+                Ended::Settled(_) => None,
+                Ended::NotYet => Some((Class::Transient, None, "it was not waited for".to_owned())),
+                Ended::Open(class, reason, text) => Some((*class, *reason, text.clone())),
             })
-            .map(|(class, text)| HandlerError::of_class(class, Failure::with_safe_text(Swallowed(text))))
+            .map(|(class, reason, text)| {
+                HandlerError::of_class(class, Failure::with_safe_text(Swallowed(text)).because(reason))
+            })
     }
 
     /// Notes in the event's transaction that its effects belong to the calls of this attempt.
+    ///
+    /// # Errors
+    /// Those of an aborted transaction as they are; every other one as the infrastructure's, also when a call
+    /// was resolved otherwise since: the event is handled again, by what is recorded then.
     pub(crate) async fn record(&self, tx: &mut PgConnection, transaction: TransactionId) -> Result<(), sqlx::Error> {
-        let names: Vec<String> = self.lock().by_name.keys().cloned().collect();
-        if names.is_empty() {
+        let seen: Vec<(String, State)> = self
+            .lock()
+            .by_name
+            .iter()
+            .filter_map(|(name, ended)| match ended {
+                Ended::Settled(state) => Some((name.clone(), *state)),
+                Ended::NotYet | Ended::Open(..) => None,
+            })
+            .collect();
+        if seen.is_empty() {
             return Ok(());
         }
-        rows::record(tx, transaction, self.event.id.uuid(), &self.event.group, &names).await
+        match rows::record(tx, transaction, self.event.id.uuid(), &self.event.group, &seen).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(unrecorded("one of them was resolved otherwise since")),
+            Err(sqlx::Error::Database(error)) if !sql_error::was_aborted_before(&*error) => Err(unrecorded(error)),
+            Err(error) => Err(error),
+        }
     }
 
     /// A panic inside leaves the map as it was: it changes in one step per call.
@@ -161,6 +205,10 @@ impl Attempt {
     }
 }
 
+fn unrecorded(why: impl fmt::Display) -> sqlx::Error {
+    sqlx::Error::Protocol(format!("the event's transaction can't note its money calls: {why}"))
+}
+
 #[derive(Debug, thiserror::Error)]
-#[error("the handler returned Ok, and a money call has to be asked for again: {0}")]
+#[error("the handler returned Ok, and what became of a money call is open: {0}")]
 struct Swallowed(String);

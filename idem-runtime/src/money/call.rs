@@ -9,7 +9,7 @@ use super::error::RequestError;
 use super::transport::{Outgoing, Prepared};
 use super::{Charge, ChargeResponse, MoneyError, MoneyRequest};
 use crate::clock;
-use crate::decide::money::{self, Answer, Before, Meaning, Verdict};
+use crate::decide::money::{self, Answer, Before, Doubt, Meaning, State, Verdict};
 use crate::decide::{money_key, retry};
 use crate::pg::money::{self as rows, Begun, CallId, Settlement};
 
@@ -19,8 +19,11 @@ const RACES: u32 = 5;
 pub(super) async fn send(attempt: &Attempt, request: MoneyRequest) -> Result<Charge, MoneyError> {
     let result = match attempt.take_name(request.operation.clone()) {
         Ok(name) => {
-            let result = recorded(attempt, &name, request).await;
-            attempt.ended(name, &result);
+            let (result, settled) = match recorded(attempt, &name, request).await {
+                Ok((result, settled)) => (result, settled),
+                Err(error) => (Err(error), None),
+            };
+            attempt.ended(name, &result, settled);
             result
         }
         Err(error) => Err(error),
@@ -39,11 +42,14 @@ struct Intent {
     key: String,
     generation: u32,
     attempt: u32,
-    /// The earlier requests of this key whose answer is missing: how long ago, and when.
-    unsure: Option<(money::Unsure, (f64, f64))>,
+    /// The earlier requests of this key that may have been carried out: how long ago, and when.
+    unsure: Option<(money::Unsure, (f64, Option<f64>))>,
 }
 
-async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Result<Charge, MoneyError> {
+/// What the call gives the handler, and the state that is recorded for good, if one is.
+type Told = (Result<Charge, MoneyError>, Option<State>);
+
+async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Result<Told, MoneyError> {
     let provider = &attempt.provider;
     let event = &attempt.event;
     let timeout = time_left(request.timeout.unwrap_or(provider.timeout), event.deadline);
@@ -52,16 +58,18 @@ async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Resul
     let hash = money_key::body_hash(event.id.uuid(), prepared.method(), &prepared.path(), prepared.body());
     let id = CallId { event_id: event.id.uuid(), group: &event.group, operation: name };
 
-    let Some(intent) = intend(attempt, &id, &hash).await? else { return Ok(Charge::AlreadyProcessed) };
+    let Some(intent) = intend(attempt, &id, &hash).await? else {
+        return Ok((Ok(Charge::AlreadyProcessed), Some(State::Applied)));
+    };
     let answered = answered(attempt, prepared, &intent, timeout).await;
     let answer = match &answered {
         Ok(response) => Answer::Status(response.status),
         Err((answer, _)) => *answer,
     };
     let verdict = money::after(answer, event.spec.conflict, intent.unsure.map(|(unsure, _)| unsure));
-    settle(attempt, &id, &intent, answer, verdict).await?;
+    let is_settled = settle(attempt, &id, &intent, answer, verdict).await?;
 
-    match (verdict.meaning, answered) {
+    let told = match (verdict.meaning, answered) {
         (Meaning::Applied, Ok(response)) => Ok(Charge::Applied(response)),
         (Meaning::AlreadyProcessed, _) => Ok(Charge::AlreadyProcessed),
         (Meaning::Conflict, _) => Err(MoneyError::Conflict),
@@ -69,7 +77,14 @@ async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Resul
         (Meaning::Unavailable, Ok(response)) => Err(MoneyError::Unavailable { status: response.status }),
         (_, Ok(response)) => Err(MoneyError::NotNow { status: response.status, retry_after: retry_after(&response) }),
         (_, Err((_, what))) => Err(MoneyError::Unanswered(what)),
-    }
+    };
+    let settled = match verdict.state {
+        // Also where the record says otherwise: the event's transaction finds that out.
+        State::Applied => Some(State::Applied),
+        State::Refused if is_settled => Some(State::Refused),
+        _ => None,
+    };
+    Ok((told, settled))
 }
 
 fn outgoing(attempt: &Attempt, request: MoneyRequest) -> Result<Outgoing, MoneyError> {
@@ -83,12 +98,18 @@ fn outgoing(attempt: &Attempt, request: MoneyRequest) -> Result<Outgoing, MoneyE
     Ok(Outgoing { method, url, headers, body: body? })
 }
 
-/// A path goes below the base URL, whatever it looks like.
+/// A path goes below the base URL, whatever it looks like; one that a URL parser would take apart
+/// otherwise is refused.
 fn address(base: Option<&str>, url: String) -> Result<String, RequestError> {
     if ["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) {
         return Ok(url);
     }
     let base = base.ok_or(RequestError::NoBaseUrl)?;
+    let path = url.split(['?', '#']).next().unwrap_or_default();
+    let is_dots = |segment: &str| matches!(&*segment.to_ascii_lowercase().replace("%2e", "."), "." | "..");
+    if path.split('/').any(is_dots) || url.contains(|letter: char| letter == '\\' || letter.is_ascii_control()) {
+        return Err(RequestError::Outside);
+    }
     Ok(format!("{}/{}", base.trim_end_matches('/'), url.trim_start_matches('/')))
 }
 
@@ -98,11 +119,15 @@ async fn intend(attempt: &Attempt, id: &CallId<'_>, hash: &[u8]) -> Result<Optio
     let key = |generation| money_key::key(id.event_id, id.group, id.operation, generation);
     let first = |generation| Intent { key: key(generation), generation, attempt: 1, unsure: None };
     let places = attempt.event.places();
+    let lost = async |generation: u32| {
+        let noted = rows::note_lost(&provider.pool, id, generation, &key(generation), hash, &places).await;
+        noted.map_or_else(MoneyError::Record, |()| MoneyError::KeyExpired)
+    };
     for _ in 0..RACES {
         let begun = rows::begin(&provider.pool, id, &key(0), hash, &places, provider.key_ttl).await;
         let found = match begun.map_err(MoneyError::Record)? {
             Begun::First => return Ok(Some(first(0))),
-            Begun::MayBeForgotten => return Err(MoneyError::KeyExpired),
+            Begun::Lost => return Err(lost(0).await),
             Begun::Raced => continue,
             Begun::Found(found) => found,
         };
@@ -111,6 +136,7 @@ async fn intend(attempt: &Attempt, id: &CallId<'_>, hash: &[u8]) -> Result<Optio
             Before::AlreadyProcessed => return Ok(None),
             Before::BodyChanged => return Err(MoneyError::BodyChanged),
             Before::KeyExpired => return Err(MoneyError::KeyExpired),
+            Before::Lost(generation) => return Err(lost(generation).await),
             Before::NextGeneration(next) => {
                 let begun = rows::next_generation(&provider.pool, id, next, &key(next), hash).await;
                 if begun.map_err(MoneyError::Record)? {
@@ -148,37 +174,38 @@ async fn answered(
 }
 
 /// Records what the answer says. What is certain must be recorded before the handler goes on with it;
-/// where it can't be, the next attempt asks again, with the same key.
+/// where it can't be, the next attempt asks again, with the same key. `false`: the record says otherwise.
 async fn settle(
     attempt: &Attempt,
     id: &CallId<'_>,
     intent: &Intent,
     answer: Answer,
     verdict: Verdict,
-) -> Result<(), MoneyError> {
+) -> Result<bool, MoneyError> {
     let status = if let Answer::Status(status) = answer { Some(status) } else { None };
-    if verdict.is_unsure && status.is_none() {
+    if verdict.doubt == Doubt::Request && status.is_none() {
         // As the intent says.
-        return Ok(());
+        return Ok(true);
     }
     let settlement = Settlement {
         generation: intent.generation,
         attempt: intent.attempt,
         state: verdict.state,
         status,
-        unsure_before: (!verdict.is_unsure).then(|| intent.unsure.map(|(_, when)| when)),
+        doubt: verdict.doubt,
+        unsure_before: intent.unsure.map(|(_, when)| when),
     };
     match rows::settle(&attempt.provider.pool, id, &settlement).await {
-        Ok(true) => Ok(()),
-        Ok(false) if verdict.state == money::State::Applied => {
+        Ok(true) => Ok(true),
+        Ok(false) if verdict.state == State::Applied => {
             tracing::error!(
                 key = intent.key,
                 "a money call was carried out after it had been resolved otherwise: look at it at the provider"
             );
-            Ok(())
+            Ok(false)
         }
         // A later request is under way, which tells what this one does not.
-        Ok(false) => Ok(()),
+        Ok(false) => Ok(false),
         Err(error) => {
             tracing::warn!(%error, "the answer to a money call could not be recorded; it will be asked for again");
             Err(MoneyError::Record(error))
@@ -187,7 +214,7 @@ async fn settle(
 }
 
 fn time_left(timeout: Duration, deadline: Instant) -> Duration {
-    timeout.min(deadline.saturating_duration_since(Instant::now()))
+    timeout.min(money::LONGEST_CALL).min(deadline.saturating_duration_since(Instant::now()))
 }
 
 fn retry_after(response: &ChargeResponse) -> Option<Duration> {
@@ -213,5 +240,11 @@ mod tests {
             assert_eq!(address(base, url.to_owned()).unwrap(), expected);
         }
         assert!(address(None, "/charges".to_owned()).is_err());
+        for url in
+            ["/../admin", "..", "/a/../b", "/%2e%2E/admin", "/.%2e?x", "/a/./b", "/..\\admin", "/.\t./admin", "/..#x"]
+        {
+            assert!(matches!(address(base, url.to_owned()), Err(RequestError::Outside)), "{url:?}");
+        }
+        assert!(address(base, "/charges/a..b?at=../x".to_owned()).is_ok());
     }
 }

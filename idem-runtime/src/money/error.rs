@@ -4,13 +4,12 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::decide::outcome::Reason;
-use crate::decide::sql_error;
 use crate::error::{Class, Classified};
 
 /// Why a money call did not go well. Its text holds no body, no address and no key.
 ///
-/// `?` in a handler takes it to the right path. A handler may catch what is certain, such as a decline,
-/// and return `Ok`; one that catches an error of [`Class::Transient`] or [`Class::Infrastructure`] and
+/// `?` in a handler takes it to the right path. A handler may catch a [`Refused`](Self::Refused) and return
+/// `Ok`, if no earlier request of the call may have been carried out; one that catches anything else and
 /// returns `Ok` has failed all the same: nobody else would ever ask what became of the call.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -81,6 +80,10 @@ pub(super) enum RequestError {
     Body(&'static str),
     #[error("its path has no IDEM_MONEY_BASE_URL to go to: set it, or give a URL")]
     NoBaseUrl,
+    #[error("its path has a dot segment, a backslash or a control character: it would leave IDEM_MONEY_BASE_URL")]
+    Outside,
+    #[error("its name is empty: that is the unnamed call's, so leave `operation(..)` out")]
+    NoName,
     #[error("the handler has returned")]
     Over,
 }
@@ -137,7 +140,11 @@ impl Classified for MoneyError {
         match self {
             Self::Unavailable { .. } => Class::Infrastructure,
             Self::Conflict | Self::NotNow { .. } | Self::Unanswered(_) => Class::Transient,
-            Self::Record(error) => sql_error::class(error),
+            // The record is the library's own: only a value that PostgreSQL can't take is the event's.
+            Self::Record(sqlx::Error::Database(error)) if error.code().is_some_and(|code| code.starts_with("22")) => {
+                Class::Permanent
+            }
+            Self::Record(_) => Class::Infrastructure,
             _ => Class::Permanent,
         }
     }

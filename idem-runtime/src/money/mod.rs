@@ -67,7 +67,7 @@ impl MoneyClient {
     }
 
     /// The client for another call of the same event, with a key of its own. The name must be the
-    /// same in every attempt at the event: don't number calls by chance.
+    /// same in every attempt at the event: don't number calls by chance. It can't be empty.
     #[must_use]
     pub fn operation(&self, name: impl Into<String>) -> Self {
         Self { attempt: Arc::clone(&self.attempt), operation: Some(name.into()) }
@@ -160,7 +160,9 @@ impl MoneyRequest {
     }
 
     /// Longest time for the whole call, in place of `IDEM_MONEY_TIMEOUT`; never more than is left of
-    /// the handler's own timeout.
+    /// the handler's own timeout, and less than a minute. It covers connecting too: one that is shorter than
+    /// half of `IDEM_MONEY_TIMEOUT` may end before the connection is made, which then counts as a request whose
+    /// answer is missing.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -208,7 +210,7 @@ impl Provider {
     /// One sentence that says what this process lacks.
     pub(crate) fn new(config: &Config, pool: PgPool) -> Result<Self, String> {
         Ok(Self {
-            transport: Transport::new()?,
+            transport: Transport::new(config.money_timeout)?,
             pool,
             base_url: config.money_base_url.clone(),
             timeout: config.money_timeout,

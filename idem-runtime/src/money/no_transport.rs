@@ -32,7 +32,7 @@ impl Prepared {
 pub(super) enum Transport {}
 
 impl Transport {
-    pub(super) fn new() -> Result<Self, String> {
+    pub(super) fn new(_: std::time::Duration) -> Result<Self, String> {
         Err("money calls need the cargo feature `money` of idem-runtime, which is on by default".to_owned())
     }
 

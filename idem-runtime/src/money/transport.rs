@@ -57,7 +57,8 @@ const RESERVED: [&str; 9] = [
 /// A longer answer is none: nobody says in one what became of a payment.
 const LONGEST_ANSWER: usize = 4 * 1024 * 1024;
 
-/// Longest time for a connection to be made; a call's own timeout may be shorter.
+/// Longest time for a connection to be made. It is bounded by half of the call's timeout too: a call that
+/// runs out of time before it is connected would be taken for one that left.
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// The HTTP client of a process.
@@ -69,7 +70,7 @@ impl Transport {
     /// Redirects are not followed: they would take a body, and a key, elsewhere. Nothing is sent
     /// twice: reqwest's own retries are off, and below them a request goes to another connection only
     /// if it never left. HTTP/1.1, where a connection that ends says nothing about other requests.
-    pub(super) fn new() -> Result<Self, String> {
+    pub(super) fn new(timeout: Duration) -> Result<Self, String> {
         let provider = rustls::crypto::CryptoProvider::get_default()
             .map_or_else(|| Arc::new(rustls::crypto::ring::default_provider()), Arc::clone);
         let tls = rustls::ClientConfig::builder_with_provider(provider)
@@ -84,7 +85,7 @@ impl Transport {
             .no_proxy()
             .referer(false)
             .http1_only()
-            .connect_timeout(CONNECT)
+            .connect_timeout(CONNECT.min(timeout / 2))
             .tcp_nodelay(true)
             .user_agent(concat!("idem/", env!("CARGO_PKG_VERSION")))
             .build();
@@ -152,7 +153,7 @@ mod tests {
     fn prepare(url: &str, header: (&str, &[u8])) -> Result<Prepared, String> {
         let headers = vec![(header.0.to_owned(), header.1.to_vec())];
         let outgoing = Outgoing { method: "POST", url: url.to_owned(), headers, body: b"{}".to_vec() };
-        Transport::new().unwrap().prepare(outgoing)
+        Transport::new(Duration::from_secs(10)).unwrap().prepare(outgoing)
     }
 
     #[test]

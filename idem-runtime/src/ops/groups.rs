@@ -5,7 +5,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::{Ops, OpsError, Timestamp};
-use crate::decide::position::CommittedBy;
+use crate::decide::position::{Committed, CommittedBy};
 use crate::kafka::consumer::Partition;
 use crate::pg::brakes;
 use crate::pg::maintenance::floors;
@@ -150,7 +150,7 @@ pub async fn accept(ops: &Ops, group: &str) -> Result<Accepted, OpsError> {
     }
     let mut others: Vec<(Partition, i64, Uuid)> = committed
         .into_iter()
-        .filter_map(|(partition, (offset, metadata))| match CommittedBy::parse(&metadata) {
+        .filter_map(|(partition, (offset, metadata))| match Committed::parse(offset, &metadata).by {
             CommittedBy::Lineage(theirs) if theirs != lineage => Some((partition, offset, theirs)),
             CommittedBy::Lineage(_) | CommittedBy::Other => None,
         })
@@ -159,7 +159,7 @@ pub async fn accept(ops: &Ops, group: &str) -> Result<Accepted, OpsError> {
     if !others.is_empty() {
         let commit = |whose: fn(Uuid, Uuid) -> Uuid| {
             let offsets = others.iter().map(|(partition, offset, theirs)| {
-                (partition.clone(), *offset, CommittedBy::metadata(whose(lineage, *theirs)))
+                (partition.clone(), *offset, CommittedBy::metadata(whose(lineage, *theirs), None))
             });
             observer.commit(offsets.collect())
         };

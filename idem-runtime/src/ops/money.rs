@@ -34,11 +34,12 @@ pub struct Call {
     pub generation: u32,
     /// `unknown`, `waiting`, `applied`, `refused` or `failed`.
     pub state: String,
-    /// Requests with this key.
+    /// Requests with this key that are known of.
     pub attempts: u32,
     /// The provider's last HTTP status.
     pub status: Option<u16>,
-    /// When the first request left.
+    /// When the first request left; of a call that only a database that went back may have lost, without
+    /// attempts, the event's time.
     pub first_at: Option<Timestamp>,
     /// When the last request left.
     pub last_at: Option<Timestamp>,
@@ -97,7 +98,7 @@ pub enum Decision {
 /// Resolves the call with this key. The event itself is as it was: replay it if it is a dead letter.
 ///
 /// # Errors
-/// When there is no such call, when a request left less than a minute ago, when the event's effects are
+/// When there is no such call, when a request left less than a minute ago, whatever became of it, when the event's effects are
 /// committed or another key followed already, or when the database is away.
 pub async fn resolve(ops: &Ops, key: &str, decision: Decision, note: &str) -> Result<Call, OpsError> {
     let (wanted, text) = (key.to_owned(), note.to_owned());
@@ -119,9 +120,10 @@ pub async fn resolve(ops: &Ops, key: &str, decision: Decision, note: &str) -> Re
         Ok((Resolution::Done, calls)) => {
             calls.into_iter().next().map(Call::from).ok_or_else(|| OpsError::NoCall { key: key() })
         }
-        Ok((Resolution::MayBeInFlight, _)) => {
-            Err(OpsError::CallOpen { key: key(), why: "a request left less than a minute ago: wait for its answer" })
-        }
+        Ok((Resolution::MayBeInFlight, _)) => Err(OpsError::CallOpen {
+            key: key(),
+            why: "a request left less than a minute ago: wait for its answer, and for its event",
+        }),
         Ok((Resolution::Recorded, _)) => Err(OpsError::CallOpen {
             key: key(),
             why: "the event's effects are committed, so no attempt will follow: correct it at the provider",

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{Ops, OpsError, Timestamp};
 use crate::config::OffsetReset;
-use crate::decide::position::{self, Committed, CommittedBy, Facts, Start, Why};
+use crate::decide::position::{self, Committed, Facts, Start, Why};
 use crate::kafka::consumer::Partition;
 use crate::kafka::names;
 
@@ -132,7 +132,7 @@ impl Known<'_> {
         let start = log.map(|log| {
             let config = &self.ops.config;
             decision(&Facts {
-                committed: committed.map(|(offset, text)| Committed { offset: *offset, by: CommittedBy::parse(text) }),
+                committed: committed.map(|(offset, text)| Committed::parse(*offset, text)),
                 recorded: recorded.map(|row| row.next_offset),
                 lineage: self.lineage,
                 lineage_accepted: config.accept_database == Some(self.lineage),
@@ -211,12 +211,13 @@ async fn recorded(ops: &Ops, group: &str) -> Result<(Uuid, BTreeMap<Partition, D
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decide::position::CommittedBy;
 
     #[test]
     fn a_decision_is_explained() {
         let (ours, theirs) = (Uuid::from_u128(1), Uuid::from_u128(2));
         let facts = |by, recorded| Facts {
-            committed: Some(Committed { offset: 50, by }),
+            committed: Some(Committed { offset: 50, by, read: None }),
             recorded,
             lineage: ours,
             lineage_accepted: false,

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::dedup::TransactionId;
 use super::session::{Session, bounded};
-use crate::decide::money::{Known, State, Unsure};
+use crate::decide::money::{Doubt, Known, State, Unsure};
 
 /// Which call of which event.
 #[derive(Debug)]
@@ -36,6 +36,15 @@ pub(crate) struct Places<'a> {
     pub origin: Place<'a>,
     pub record: Place<'a>,
     pub origin_millis: Option<i64>,
+    /// The group may have processed the event, and forgotten it with all its calls.
+    pub may_be_forgotten: bool,
+}
+
+impl Places<'_> {
+    /// The origin's time, where PostgreSQL can take it as one.
+    fn origin_time(&self) -> Option<i64> {
+        self.origin_millis.filter(|millis| super::progress::TIMES.contains(millis))
+    }
 }
 
 /// What the beginning of a call finds.
@@ -45,9 +54,9 @@ pub(crate) enum Begun {
     First,
     /// There was one before.
     Found(Found),
-    /// The database went back over this event, and it is so old that the provider may have forgotten
-    /// the key of a request that the database has forgotten too. Nothing was written.
-    MayBeForgotten,
+    /// There is none, but there may have been one: the database went back over this event, or has
+    /// forgotten it; and it is so old that the provider may have forgotten the key. Nothing was written.
+    Lost,
     /// Somebody else began it at this moment.
     Raced,
 }
@@ -56,8 +65,8 @@ pub(crate) enum Begun {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     pub known: Known,
-    /// When the first and last request left whose answer is missing, in seconds since the Unix epoch.
-    pub unsure: Option<(f64, f64)>,
+    /// The times of [`Known::unsure`], in seconds since the Unix epoch.
+    pub unsure: Option<(f64, Option<f64>)>,
 }
 
 /// Writes the intent of a call's first request, or reads what is known of an earlier one.
@@ -80,18 +89,22 @@ pub(crate) async fn begin(
         Option<bool>,
         Option<f64>,
         Option<f64>,
+        Option<bool>,
     );
     let query = sqlx::query_as(
-        "WITH known AS ( \
+        "WITH mark AS ( \
+             SELECT coalesce(to_timestamp($6 / 1000.0) < now() - $7 * interval '1 second', true) AS is_old, \
+                    max(reread_at) AS at FROM consumer_progress \
+              WHERE consumer_group = $2 \
+                AND ((topic = $8 AND partition = $9 AND reread_below > $10) \
+                  OR (topic = $11 AND partition = $12 AND reread_below > $13))), \
+         known AS ( \
              SELECT generation, attempt, state, resolved_at IS NOT NULL AS resolved, body_hash = $5 AS same_body, \
-                    extract(epoch FROM unsure_since)::float8 AS since, extract(epoch FROM unsure_at)::float8 AS at \
-               FROM money_call WHERE event_id = $1 AND consumer_group = $2 AND operation = $3 \
+                    extract(epoch FROM unsure_since)::float8 AS since, extract(epoch FROM unsure_at)::float8 AS at, \
+                    is_old AND mark.at IS NOT NULL AND coalesce(resolved_at <= mark.at, true) AS is_lost \
+               FROM money_call, mark WHERE event_id = $1 AND consumer_group = $2 AND operation = $3 \
               ORDER BY generation DESC LIMIT 1), \
-         lost AS ( \
-             SELECT coalesce(to_timestamp($6 / 1000.0) < now() - $7 * interval '1 second', true) AND EXISTS ( \
-                 SELECT FROM consumer_progress WHERE consumer_group = $2 \
-                    AND ((topic = $8 AND partition = $9 AND reread_below > $10) \
-                      OR (topic = $11 AND partition = $12 AND reread_below > $13))) AS is_lost), \
+         lost AS (SELECT is_old AND ($14 OR mark.at IS NOT NULL) AS is_lost FROM mark), \
          inserted AS ( \
              INSERT INTO money_call (event_id, consumer_group, operation, generation, key, body_hash, state, attempt) \
              SELECT $1, $2, $3, 0, $4, $5, 'unknown', 1 \
@@ -105,26 +118,27 @@ pub(crate) async fn begin(
     .bind(id.operation)
     .bind(key)
     .bind(body_hash)
-    .bind(places.origin_millis.filter(|millis| super::progress::TIMES.contains(millis)))
+    .bind(places.origin_time())
     .bind(key_ttl.as_secs_f64())
     .bind(places.origin.topic)
     .bind(places.origin.partition)
     .bind(places.origin.offset)
     .bind(places.record.topic)
     .bind(places.record.partition)
-    .bind(places.record.offset);
+    .bind(places.record.offset)
+    .bind(places.may_be_forgotten);
     let mut session = Session::acquire(pool).await?;
     let row = bounded(query.fetch_one(session.connection())).await;
     session.end(&row);
-    let (inserted, is_lost, now, generation, attempt, state, resolved, same_body, since, at): Row = row?;
+    let (inserted, is_lost, now, generation, attempt, state, resolved, same_body, since, at, known_lost): Row = row?;
     let (Some(generation), Some(attempt), Some(state)) = (generation, attempt, state) else {
         return Ok(match (inserted, is_lost) {
             (true, _) => Begun::First,
-            (false, true) => Begun::MayBeForgotten,
+            (false, true) => Begun::Lost,
             (false, false) => Begun::Raced,
         });
     };
-    let unsure = since.zip(at);
+    let unsure = since.map(|since| (since, at));
     let age = |then: f64| Duration::try_from_secs_f64(now - then).unwrap_or_default();
     let known = Known {
         generation: generation.unsigned_abs(),
@@ -132,9 +146,42 @@ pub(crate) async fn begin(
         state: State::parse(&state),
         resolved: resolved == Some(true),
         same_body: same_body == Some(true),
-        unsure: unsure.map(|(first, last)| Unsure { first: age(first), last: age(last) }),
+        unsure: unsure.map(|(first, last)| Unsure { first: age(first), last: last.map(age) }),
+        is_lost: known_lost == Some(true),
     };
     Ok(Begun::Found(Found { known, unsure }))
+}
+
+/// Records a call as unknown whose requests the database may have lost, so that a person finds it: since
+/// the event's own time, for want of a better one.
+pub(crate) async fn note_lost(
+    pool: &PgPool,
+    id: &CallId<'_>,
+    generation: u32,
+    key: &str,
+    body_hash: &[u8],
+    places: &Places<'_>,
+) -> Result<(), sqlx::Error> {
+    let query = sqlx::query(
+        "INSERT INTO money_call AS row (event_id, consumer_group, operation, generation, key, body_hash, state, attempt, \
+                                        created_at, attempted_at, unsure_since, unsure_at) \
+         SELECT $1, $2, $3, $4, $5, $6, 'unknown', 0, origin, origin, origin, NULL \
+           FROM (SELECT to_timestamp(coalesce($7 / 1000.0, 0)) AS origin) AS times \
+         ON CONFLICT (event_id, consumer_group, operation, generation) DO UPDATE \
+            SET state = 'unknown', unsure_since = least(row.unsure_since, excluded.unsure_since) \
+          WHERE row.state IN ('unknown', 'waiting', 'refused') AND row.resolved_at IS NULL",
+    )
+    .bind(id.event_id)
+    .bind(id.group)
+    .bind(id.operation)
+    .bind(as_count(generation))
+    .bind(key)
+    .bind(body_hash)
+    .bind(places.origin_time());
+    let mut session = Session::acquire(pool).await?;
+    let done = bounded(query.execute(session.connection())).await;
+    session.end(&done);
+    done.map(drop)
 }
 
 /// Writes the intent of one more request with the same key. `false`: somebody else did, or the call
@@ -158,7 +205,8 @@ pub(crate) async fn again(pool: &PgPool, id: &CallId<'_>, known: &Known) -> Resu
     Ok(done?.rows_affected() == 1)
 }
 
-/// Writes the intent of the first request of another generation. `false`: somebody else did.
+/// Writes the intent of the first request of another generation, unless somebody else did, or decided
+/// otherwise of the generation before: then `false`.
 pub(crate) async fn next_generation(
     pool: &PgPool,
     id: &CallId<'_>,
@@ -168,7 +216,10 @@ pub(crate) async fn next_generation(
 ) -> Result<bool, sqlx::Error> {
     let query = sqlx::query(
         "INSERT INTO money_call (event_id, consumer_group, operation, generation, key, body_hash, state, attempt) \
-         VALUES ($1, $2, $3, $4, $5, $6, 'unknown', 1) ON CONFLICT DO NOTHING",
+         SELECT event_id, consumer_group, operation, $4, $5, $6, 'unknown', 1 FROM money_call \
+          WHERE event_id = $1 AND consumer_group = $2 AND operation = $3 AND generation = $4 - 1 AND state = 'failed' \
+            FOR UPDATE \
+         ON CONFLICT DO NOTHING",
     )
     .bind(id.event_id)
     .bind(id.group)
@@ -190,18 +241,18 @@ pub(crate) struct Settlement {
     pub attempt: u32,
     pub state: State,
     pub status: Option<u16>,
-    /// `Some`: the request surely was not carried out, so that what was missing before it stays.
-    pub unsure_before: Option<Option<(f64, f64)>>,
+    pub doubt: Doubt,
+    /// What was in doubt before the request.
+    pub unsure_before: Option<(f64, Option<f64>)>,
 }
 
 /// Settles a request. Only "applied" holds when a later request has been made: it is true for all
 /// requests with the key. `false`: the call was settled otherwise meanwhile.
 pub(crate) async fn settle(pool: &PgPool, id: &CallId<'_>, settled: &Settlement) -> Result<bool, sqlx::Error> {
-    let before = settled.unsure_before.flatten();
     let query = sqlx::query(
         "UPDATE money_call SET state = $6, status = $7, \
                 unsure_since = CASE WHEN $8 THEN to_timestamp($9) ELSE unsure_since END, \
-                unsure_at = CASE WHEN $8 THEN to_timestamp($10) ELSE unsure_at END \
+                unsure_at = CASE WHEN $10 THEN to_timestamp($11) ELSE unsure_at END \
           WHERE event_id = $1 AND consumer_group = $2 AND operation = $3 AND generation = $4 \
             AND resolved_at IS NULL AND ($6 = 'applied' OR (attempt = $5 AND state = 'unknown'))",
     )
@@ -212,36 +263,45 @@ pub(crate) async fn settle(pool: &PgPool, id: &CallId<'_>, settled: &Settlement)
     .bind(as_count(settled.attempt))
     .bind(settled.state.as_str())
     .bind(settled.status.and_then(|status| i16::try_from(status).ok()))
-    .bind(settled.unsure_before.is_some())
-    .bind(before.map(|(since, _)| since))
-    .bind(before.map(|(_, at)| at));
+    .bind(settled.doubt == Doubt::Before)
+    .bind(settled.unsure_before.map(|(since, _)| since))
+    .bind(settled.doubt != Doubt::Request)
+    .bind(settled.unsure_before.and_then(|(_, at)| at));
     let mut session = Session::acquire(pool).await?;
     let done = bounded(query.execute(session.connection())).await;
     session.end(&done);
     Ok(done?.rows_affected() == 1)
 }
 
-/// Notes, in the event's own transaction, that its effects belong to these calls. Nothing is noted
-/// after the handler has ended that transaction.
+/// Notes, in the event's own transaction, that its effects belong to these calls, in the states that the
+/// handler saw. `false`: one is not in its state any more. Nothing is noted after the handler has ended that
+/// transaction, which is found out later.
+///
+/// What the handler set in it, a role or another `search_path`, is undone first: the calls have to be found.
 pub(crate) async fn record(
     tx: &mut PgConnection,
     transaction: TransactionId,
     event_id: Uuid,
     group: &str,
-    operations: &[String],
-) -> Result<(), sqlx::Error> {
-    sqlx::query(
-        "UPDATE money_call SET recorded_at = now() \
-          WHERE event_id = $1 AND consumer_group = $2 AND operation = ANY($3) AND recorded_at IS NULL \
-            AND state IN ('applied', 'refused') AND pg_current_xact_id_if_assigned()::text::bigint = $4",
+    seen: &[(String, State)],
+) -> Result<bool, sqlx::Error> {
+    sqlx::raw_sql("RESET ROLE; RESET search_path").execute(&mut *tx).await?;
+    let query = sqlx::query_scalar(
+        "WITH noted AS ( \
+             UPDATE money_call AS row SET recorded_at = coalesce(row.recorded_at, now()) \
+               FROM unnest($3::text[], $4::text[]) AS seen(operation, state) \
+              WHERE row.event_id = $1 AND row.consumer_group = $2 AND row.operation = seen.operation \
+                AND row.state = seen.state AND pg_current_xact_id_if_assigned()::text::bigint = $5 \
+              RETURNING 1) \
+         SELECT (SELECT count(*) FROM noted) >= cardinality($3) \
+             OR pg_current_xact_id_if_assigned()::text::bigint IS DISTINCT FROM $5",
     )
     .bind(event_id)
     .bind(group)
-    .bind(operations)
-    .bind(transaction.get())
-    .execute(tx)
-    .await?;
-    Ok(())
+    .bind(seen.iter().map(|(operation, _)| operation.as_str()).collect::<Vec<_>>())
+    .bind(seen.iter().map(|(_, state)| state.as_str()).collect::<Vec<_>>())
+    .bind(transaction.get());
+    query.fetch_one(tx).await
 }
 
 /// Registers the calls of a handler. Returns the group that has their name already, if another does.
@@ -286,9 +346,10 @@ pub(crate) async fn session_limits(
     Ok(settings.into_iter().map(limit).collect())
 }
 
-/// Deletes at most `limit` calls that were last asked for longer ago than the window. What is
-/// unknown, or applied without the event's effects, stays until somebody resolved it. Returns how
-/// many went.
+/// Deletes at most `limit` calls that were last asked for longer ago than the window: those whose event
+/// is committed, those that surely did nothing, and resolved ones that another key followed. What a person
+/// decided decides the event's next attempt, however late it comes, so it stays until that is committed; and
+/// so does what is open. Returns how many went.
 pub(crate) async fn delete_aged(
     connection: &mut PgConnection,
     window: Duration,
@@ -297,12 +358,15 @@ pub(crate) async fn delete_aged(
     // The key begins with the event's time, or is without one: the index leads to what may be old.
     let done = sqlx::query(
         "DELETE FROM money_call WHERE (event_id, consumer_group, operation, generation) IN ( \
-             SELECT event_id, consumer_group, operation, generation FROM money_call \
+             SELECT event_id, consumer_group, operation, generation FROM money_call AS aged \
               WHERE (event_id < idem_first_id_of(((now() - $1 * interval '1 second') AT TIME ZONE 'UTC')::date + 1) \
                      OR event_id >= 'ff000000-0000-0000-0000-000000000000') \
                 AND attempted_at < now() - $1 * interval '1 second' \
-                AND (resolved_at IS NOT NULL OR state IN ('waiting', 'refused') \
-                     OR (state = 'applied' AND recorded_at IS NOT NULL)) \
+                AND (recorded_at IS NOT NULL OR (state IN ('waiting', 'refused') AND resolved_at IS NULL) \
+                     OR (state = 'failed' AND EXISTS ( \
+                         SELECT FROM money_call AS later \
+                          WHERE later.event_id = aged.event_id AND later.consumer_group = aged.consumer_group \
+                            AND later.operation = aged.operation AND later.generation > aged.generation))) \
               LIMIT $2)",
     )
     .bind(window.as_secs_f64())

@@ -168,6 +168,8 @@ pub(crate) async fn note_caught_up(
 /// What a takeover finds.
 #[derive(Debug)]
 pub(crate) struct Found {
+    /// The run of the server that says so.
+    pub server: Server,
     /// The identity of the database, now.
     pub lineage: Uuid,
     /// The topics that the group had positions of.
@@ -240,7 +242,9 @@ pub(crate) async fn take_over(
     .bind(partitions.iter().map(|partition| partition.number).collect::<Vec<i32>>())
     .fetch_all(&mut *tx)
     .await?;
+    let server: Server = server.into();
     let found = Found {
+        server: Arc::clone(&server),
         lineage,
         known_topics: known_topics.into_iter().collect(),
         rows: rows
@@ -252,15 +256,19 @@ pub(crate) async fn take_over(
     };
     let Some(Decided { own, others }) = decide(&found) else {
         tx.rollback().await?;
-        return Ok(Taken { server: server.into(), positions: Vec::new(), parked: HashMap::new() });
+        return Ok(Taken { server, positions: Vec::new(), parked: HashMap::new() });
     };
     let record: Vec<&(Partition, Position)> = own.iter().chain(&others).collect();
     sqlx::query(
-        "INSERT INTO consumer_progress AS row (consumer_group, topic, partition, epoch, next_offset, reread_below) \
-         SELECT $1, * FROM unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[]) \
+        "INSERT INTO consumer_progress AS row \
+             (consumer_group, topic, partition, epoch, next_offset, reread_below, reread_at) \
+         SELECT $1, new.*, CASE WHEN new.reread_below IS NOT NULL THEN now() END \
+           FROM unnest($2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[]) \
+                AS new(topic, partition, epoch, next_offset, reread_below) \
          ON CONFLICT (consumer_group, topic, partition) DO UPDATE \
             SET next_offset = excluded.next_offset, updated_at = now(), event_time = NULL, caught_up_at = NULL, \
-                reread_below = greatest(row.reread_below, excluded.reread_below) \
+                reread_below = greatest(row.reread_below, excluded.reread_below), \
+                reread_at = coalesce(excluded.reread_at, row.reread_at) \
           WHERE row.next_offset <> excluded.next_offset OR excluded.reread_below IS NOT NULL",
     )
     .bind(group)
@@ -274,5 +282,5 @@ pub(crate) async fn take_over(
     // After the epochs were raised: what the former owners were about to park is here now.
     let parked = parked::load(&mut tx, group, partitions).await?;
     tx.commit().await?;
-    Ok(Taken { server: server.into(), positions: own, parked })
+    Ok(Taken { server, positions: own, parked })
 }

@@ -39,6 +39,10 @@ pub enum Plan {
     Violate,
     /// Writes its effect also when the payment was declined.
     TakeDecline,
+    /// Leaves another `search_path` in the transaction.
+    LeavePath,
+    /// Makes a call whose name is empty.
+    EmptyName,
 }
 
 pub async fn handle(tx: &mut Tx<'_>, bill: Bill, payments: MoneyClient, from: &Delivery, group: &str) -> HandlerResult {
@@ -59,6 +63,7 @@ pub async fn handle(tx: &mut Tx<'_>, bill: Bill, payments: MoneyClient, from: &D
     match bill.plan {
         Plan::TwoUnnamed => drop(payments.post("/charges").json(&json!({"second": true})).send().await?),
         Plan::Refund => drop(payments.operation("refund").post("/refunds").json(&body).send().await?),
+        Plan::EmptyName => drop(payments.operation("").post("/refunds").send().await?),
         Plan::Violate => {
             sqlx::query("INSERT INTO taken VALUES ('taken')").execute(&mut **tx).await?;
         }
@@ -69,6 +74,9 @@ pub async fn handle(tx: &mut Tx<'_>, bill: Bill, payments: MoneyClient, from: &D
         .bind(group)
         .execute(&mut **tx)
         .await?;
+    if bill.plan == Plan::LeavePath {
+        sqlx::query("SET LOCAL search_path TO pg_catalog").execute(&mut **tx).await?;
+    }
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! What a person decides: unrecorded and unknown calls, forgotten keys, restores.
 
 use idem_runtime::prelude::*;
-use idem_runtime::testing::ProviderFault::DropAfter;
+use idem_runtime::testing::ProviderFault::{DropAfter, Status};
 use tests::{Kafka, Postgres, TestEnv, eventually};
 
 use crate::bill::{Desk, LIMIT, Plan};
@@ -13,6 +13,9 @@ money_handlers! {
     failed: "failed" on "failed.bills", retry = [];
     restored: "restored" on "restored.bills", retry = [], concurrency = 2;
     aged: "aged" on "aged.bills";
+    older_record: "older-record" on "older-record.bills", retry = [];
+    other_path: "other-path" on "other-path.bills", retry = [];
+    below_horizon: "below-horizon" on "below-horizon.bills", retry = [], expired = "process";
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -123,10 +126,102 @@ async fn a_database_that_lost_a_charge_does_not_let_it_leave_again_when_its_key_
     let run = desk.run();
     assert_eq!(desk.until_letters(1).await, "key-expired");
     desk.until_effects(3).await;
+    // What the database lost is listed, and no replay of the letter charges before a person decided.
+    let listed = desk.idem(&["money", "list", "--state", "unknown", "--json"]).await.json();
+    assert_eq!((&listed["calls"][0]["key"], &listed["calls"][0]["attempts"]), (&old.to_string().into(), &0.into()));
+    assert_eq!(listed["calls"].as_array().unwrap().len(), 1, "{listed}");
+    desk.replay().await;
+    assert_eq!(desk.until_letters(2).await, "key-expired");
+    let key = old.to_string();
+    let said = desk.idem(&["money", "resolve", "--key", &key, "--as", "applied", "--note", "it was charged"]).await;
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    desk.replay().await;
+    desk.until_effects(4).await;
     run.stop().await.unwrap();
     let asked = |id: uuid::Uuid| desk.keys().iter().filter(|key| **key == id.to_string()).count();
     assert_eq!((asked(old), asked(fresh), asked(late)), (1, 2, 1));
     assert_eq!(desk.charges(), 4, "the first one, the old one, the fresh one, the late one");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_from_before_the_database_went_back_lets_nothing_leave_until_a_person_decides() {
+    let desk = Desk::open("older-record").await;
+    desk.next(&[Status(429)]);
+    let now: i64 = sqlx::query_scalar("SELECT (extract(epoch FROM now()) * 1000)::bigint")
+        .fetch_one(&desk.env.pool)
+        .await
+        .unwrap();
+    let id = EventId::now().uuid();
+    desk.publish(id, Plan::Charge, Some(now - 25 * 3_600_000)).await;
+    let run = desk.run();
+    assert_eq!(desk.until_letters(1).await, "exhausted");
+    assert_eq!(desk.rows().await[0].state, "waiting");
+    desk.age("2 minutes").await;
+    let went_back = "UPDATE consumer_progress SET reread_below = 1, reread_at = now() \
+                      WHERE consumer_group = $1 AND topic = $2";
+    let resolve = async |key: &str| {
+        let said = desk.idem(&["money", "resolve", "--key", key, "--as", "failed", "--note", "not there"]).await;
+        assert_eq!(said.status, Some(0), "{}", said.stderr);
+    };
+
+    // Later requests of the waiting call may be lost, then those of the key after it.
+    for (letters, states) in [(2, &["unknown"][..]), (3, &["failed", "unknown"])] {
+        sqlx::query(went_back).bind(desk.group).bind(&desk.topic).execute(&desk.env.pool).await.unwrap();
+        desk.replay().await;
+        assert_eq!(desk.until_letters(letters).await, "key-expired");
+        let rows = desk.rows().await;
+        let found: Vec<&str> =
+            (0..).map_while(|of| Some(&*rows.iter().find(|row| row.generation == of)?.state)).collect();
+        assert_eq!(found, states);
+        resolve(&rows.iter().find(|row| row.state == "unknown").unwrap().key).await;
+    }
+    desk.replay().await;
+    desk.until_effects(1).await;
+    run.stop().await.unwrap();
+    let keys = desk.keys();
+    assert_eq!((keys.len(), &keys[0], desk.charges()), (2, &id.to_string(), 1));
+    let applied: Vec<_> = desk.rows().await.into_iter().filter(|row| row.state == "applied").collect();
+    assert_eq!((applied.len(), applied[0].generation, &applied[0].key), (1, 2, &keys[1]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_the_group_may_have_forgotten_charges_only_when_a_person_allows_it() {
+    let desk = Desk::open("below-horizon").await;
+    let run = desk.run();
+    let fresh = desk.bill(Plan::Charge).await;
+    desk.until_effects(1).await;
+    let horizon = "INSERT INTO group_horizon (consumer_group, ids_before) VALUES ($1, now() - interval '1 hour')";
+    sqlx::query(horizon).bind(desk.group).execute(&desk.env.pool).await.unwrap();
+    let millis = fresh.as_u128() >> 80;
+    let two_days_ago = uuid::Uuid::from_u128(((millis - 2 * 86_400_000) << 80) | (fresh.as_u128() & ((1 << 80) - 1)));
+    desk.publish(two_days_ago, Plan::Charge, None).await;
+    assert_eq!(desk.until_letters(1).await, "key-expired");
+    assert_eq!(desk.keys(), [fresh.to_string()]);
+    let listed = desk.idem(&["money", "list", "--state", "unknown", "--json"]).await.json();
+    assert_eq!(listed["calls"][0]["key"], two_days_ago.to_string(), "{listed}");
+
+    let key = two_days_ago.to_string();
+    let said = desk.idem(&["money", "resolve", "--key", &key, "--as", "failed", "--note", "not at the provider"]).await;
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    let replay = ["dlq", "replay", "--group", desk.group, "--event-id", &key, "--allow-expired"];
+    assert_eq!(desk.idem(&replay).await.status, Some(0));
+    desk.until_effects(2).await;
+    run.stop().await.unwrap();
+    assert_eq!(desk.charges(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_charge_is_recorded_also_where_the_handler_left_another_search_path() {
+    let desk = Desk::open("other-path").await;
+    let run = desk.run();
+    desk.bill(Plan::LeavePath).await;
+    desk.until_effects(1).await;
+    // A second call without a name would have the first one's key.
+    desk.bill(Plan::EmptyName).await;
+    assert_eq!(desk.until_letters(1).await, "permanent");
+    run.stop().await.unwrap();
+    let rows = desk.rows().await;
+    assert_eq!((rows[0].recorded, rows[1].recorded, desk.charges()), (true, false, 2));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -138,21 +233,28 @@ async fn calls_age_out_with_the_window_but_never_while_they_are_open() {
     run.stop().await.unwrap();
     let insert = "INSERT INTO money_call (event_id, consumer_group, operation, generation, key, body_hash, state, \
                                           attempt, attempted_at, recorded_at, resolved_at) \
-                  SELECT event_id, 'aged', state || recorded, 0, 'k', '', state, 1, now() - interval '8 days', \
-                         CASE WHEN recorded THEN now() END, NULL \
+                  SELECT event_id, 'aged', concat(state, recorded, resolved), generation, 'k', '', state, 1, \
+                         now() - interval '8 days', CASE WHEN recorded THEN now() END, CASE WHEN resolved THEN now() END \
                     FROM unnest(ARRAY['01900000-0000-7000-8000-000000000001', \
                                       'ff000000-0000-8000-8000-000000000001']::uuid[]) AS event_id, \
-                         unnest(ARRAY['applied', 'unknown', 'waiting', 'refused']) AS state, \
-                         unnest(ARRAY[true, false]) AS recorded";
-    assert_eq!(sqlx::query(insert).execute(&desk.env.pool).await.unwrap().rows_affected(), 16);
+                         (VALUES ('applied', true, false, 0), ('applied', false, false, 0), ('applied', false, true, 0), \
+                                 ('applied', true, true, 0), ('unknown', false, false, 0), ('waiting', false, false, 0), \
+                                 ('refused', true, false, 0), ('refused', false, false, 0), ('failed', false, true, 0), \
+                                 ('failed', false, true, 1)) AS call (state, recorded, resolved, generation)";
+    assert_eq!(sqlx::query(insert).execute(&desk.env.pool).await.unwrap().rows_affected(), 20);
     let run = desk.run();
-    eventually(LIMIT, "what is settled to go", async || desk.rows().await.len() == 7).await;
+    eventually(LIMIT, "what is settled to go", async || desk.rows().await.len() == 9).await;
     run.stop().await.unwrap();
-    let mut left: Vec<_> = desk.rows().await.into_iter().map(|row| (row.state, row.recorded)).collect();
+    let mut left: Vec<_> =
+        desk.rows().await.into_iter().map(|row| (row.operation, row.generation, row.recorded)).collect();
     left.sort();
-    let unknown = |recorded| ("unknown".to_owned(), recorded);
-    let applied = |recorded| ("applied".to_owned(), recorded);
-    let expected =
-        [applied(false), applied(false), applied(true), unknown(false), unknown(false), unknown(true), unknown(true)];
-    assert_eq!(left, expected, "the charge of today, and what is open");
+    let open = |operation: &str, generation| vec![(operation.to_owned(), generation, false); 2];
+    let expected = [
+        vec![(String::new(), 0, true)],
+        open("appliedff", 0),
+        open("appliedft", 0),
+        open("failedft", 1),
+        open("unknownff", 0),
+    ];
+    assert_eq!(left, expected.concat(), "the charge of today, what is open, and what a person decided last");
 }

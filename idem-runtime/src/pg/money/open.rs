@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::PgConnection;
+use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
 use super::{CallId, as_count};
@@ -82,9 +82,9 @@ pub(crate) async fn of_key(connection: &mut PgConnection, key: &str) -> Result<V
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Resolution {
     Done,
-    /// A request left so recently that its answer may be under way.
+    /// A request left so recently that its answer, or the event's transaction, may be under way.
     MayBeInFlight,
-    /// The event's effects are committed with it.
+    /// The event's effects are committed with it, and it may have gone by its age since.
     Recorded,
     /// It was resolved as failed before, and a call with another key followed.
     Followed,
@@ -99,21 +99,34 @@ pub(crate) async fn resolve(
     note: &str,
     in_flight: Duration,
 ) -> Result<Resolution, sqlx::Error> {
-    // The row is locked, so that no request begins meanwhile.
-    let (done, recorded, followed): (bool, bool, bool) = sqlx::query_as(
-        "WITH row AS ( \
-             SELECT attempted_at > now() - $7 * interval '1 second' AND state = 'unknown' AS in_flight, \
-                    recorded_at IS NOT NULL AS recorded, \
-                    EXISTS (SELECT FROM money_call AS later WHERE later.event_id = $1 AND later.consumer_group = $2 \
-                               AND later.operation = $3 AND later.generation > $4) AS followed \
-               FROM money_call WHERE event_id = $1 AND consumer_group = $2 AND operation = $3 AND generation = $4 \
-                FOR UPDATE), \
-         resolved AS ( \
-             UPDATE money_call SET state = $5, resolved_at = now(), resolved_note = $6 \
-              WHERE event_id = $1 AND consumer_group = $2 AND operation = $3 AND generation = $4 \
-                AND EXISTS (SELECT FROM row WHERE NOT in_flight AND NOT recorded AND NOT followed) RETURNING 1) \
-         SELECT EXISTS (SELECT FROM resolved), coalesce((SELECT recorded FROM row), false), \
-                coalesce((SELECT followed FROM row), false)",
+    let mut tx = connection.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
+    // The row is locked, so that no request begins meanwhile, and no event's transaction notes it.
+    let locked: Option<(bool, bool)> = sqlx::query_as(
+        "SELECT attempted_at > now() - $5 * interval '1 second', recorded_at IS NOT NULL FROM money_call \
+          WHERE event_id = $1 AND consumer_group = $2 AND operation = $3 AND generation = $4 FOR UPDATE",
+    )
+    .bind(id.event_id)
+    .bind(id.group)
+    .bind(id.operation)
+    .bind(as_count(generation))
+    .bind(in_flight.as_secs_f64())
+    .fetch_optional(&mut *tx)
+    .await?;
+    let refusal = match locked {
+        None | Some((_, true)) => Some(Resolution::Recorded),
+        Some((true, false)) => Some(Resolution::MayBeInFlight),
+        Some((false, false)) => None,
+    };
+    if let Some(refusal) = refusal {
+        tx.rollback().await?;
+        return Ok(refusal);
+    }
+    // Asked after the lock was given: what held it may have been the next key's intent.
+    let done = sqlx::query(
+        "UPDATE money_call SET state = $5, resolved_at = now(), resolved_note = $6 \
+          WHERE event_id = $1 AND consumer_group = $2 AND operation = $3 AND generation = $4 \
+            AND NOT EXISTS (SELECT FROM money_call AS later WHERE later.event_id = $1 AND later.consumer_group = $2 \
+                               AND later.operation = $3 AND later.generation > $4)",
     )
     .bind(id.event_id)
     .bind(id.group)
@@ -121,13 +134,8 @@ pub(crate) async fn resolve(
     .bind(as_count(generation))
     .bind(state.as_str())
     .bind(note)
-    .bind(in_flight.as_secs_f64())
-    .fetch_one(connection)
+    .execute(&mut *tx)
     .await?;
-    Ok(match (done, recorded, followed) {
-        (true, ..) => Resolution::Done,
-        (false, true, _) => Resolution::Recorded,
-        (false, false, true) => Resolution::Followed,
-        (false, false, false) => Resolution::MayBeInFlight,
-    })
+    tx.commit().await?;
+    Ok(if done.rows_affected() == 1 { Resolution::Done } else { Resolution::Followed })
 }

@@ -19,6 +19,7 @@ pub(super) struct Book {
     pub(super) charges: Vec<ProviderCharge>,
     pub(super) lost_answers: u64,
     pub(super) most_at_once: usize,
+    pub(super) connections: usize,
     keys: HashMap<String, Remembered>,
     in_progress: HashSet<String>,
 }

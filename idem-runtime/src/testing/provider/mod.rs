@@ -156,6 +156,12 @@ impl Provider {
         self.book().most_at_once
     }
 
+    /// How many connections were accepted.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.book().connections
+    }
+
     /// How many answers were lost after charging.
     #[must_use]
     pub fn lost_answers(&self) -> u64 {
@@ -185,6 +191,7 @@ fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
 
 async fn accept(listener: TcpListener, book: Arc<Mutex<Book>>) {
     while let Ok((stream, _)) = listener.accept().await {
+        lock(&book).connections += 1;
         tokio::spawn(connection(stream, Arc::clone(&book)));
     }
 }
