@@ -778,8 +778,12 @@ async fn an_empty_table_whose_key_is_the_id_alone_belongs_to_the_first_group_tha
     .execute(&env.pool)
     .await
     .unwrap();
+    let noted = "SELECT EXISTS (SELECT FROM group_horizon WHERE consumer_group = 'first-come')";
     let run = Run::start(&env, &["first-come"]);
-    eventually(LIMIT, "it to run", async || run.health.is_ready()).await;
+    eventually(LIMIT, "the group to be noted", async || {
+        sqlx::query_scalar::<_, bool>(noted).fetch_one(&env.pool).await.unwrap_or(false)
+    })
+    .await;
     let error = Run::start(&env, &["second-come"]).ended(LIMIT).await.expect_err("events would be lost").to_string();
     assert!(error.contains("these use it: first-come, second-come"), "{error}");
     run.stop().await.unwrap();
