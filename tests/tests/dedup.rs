@@ -31,10 +31,10 @@ async fn now(pool: &PgPool) -> i64 {
     sqlx::query_scalar(now).fetch_one(pool).await.unwrap()
 }
 
-/// An id of some time on the UTC day so many days ago; the 20th hour, or now, if it has not come yet.
+/// An id of some time on the UTC day so many days ago; the 20th hour, which today may not have come yet.
 fn id_at(now: i64, days_ago: i64, number: u64) -> Uuid {
     let evening = now - now % DAY - days_ago * DAY + 20 * 3_600_000 + i64::try_from(number % 1_000).unwrap();
-    id_of(evening.min(now), number)
+    id_of(if days_ago == 0 { evening.min(now) } else { evening }, number)
 }
 
 fn id_of(millis: i64, number: u64) -> Uuid {
