@@ -51,6 +51,8 @@ async fn empty_in(tx: &mut PgConnection, name: &str, end: i64, processed_before:
     if !is_the_runner(tx).await? {
         return Ok(Emptied::AnotherRunner);
     }
+    // Scans by one process: those of several would take the processors from the events.
+    sqlx::query("SET LOCAL max_parallel_workers_per_gather = 0").execute(&mut *tx).await?;
     // Without the lock first: it brings the pages into memory, and there may be nothing to do.
     let mut groups: Vec<String> = sqlx::query_scalar(AssertSqlSafe(format!(
         "SELECT DISTINCT consumer_group FROM {name} WHERE processed_at < to_timestamp($1 / 1000.0)"
