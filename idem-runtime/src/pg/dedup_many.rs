@@ -6,6 +6,7 @@ use sqlx::error::DatabaseError;
 use uuid::Uuid;
 
 use super::dedup::{self, Check, TransactionId};
+use super::event_session;
 
 /// What the dedup insert of many says.
 #[derive(Debug)]
@@ -59,7 +60,7 @@ pub(crate) async fn check(tx: &mut PgConnection, id: TransactionId) -> Result<Ch
     if dedup::check(tx, id, None).await? == Check::Ended {
         return Ok(Check::Ended);
     }
-    sqlx::raw_sql("RESET ROLE; RESET search_path").execute(&mut *tx).await?;
+    event_session::undo_names(tx).await?;
     let lifted =
         sqlx::query("DELETE FROM transaction_guard WHERE transaction_id = $1").bind(id.get()).execute(tx).await?;
     Ok(if lifted.rows_affected() == 1 { Check::Whole } else { Check::Ended })

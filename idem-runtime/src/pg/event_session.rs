@@ -146,6 +146,12 @@ pub(crate) async fn begin(tx: &mut PgConnection) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
+/// Undoes what a handler set that hides the library's tables: a role, or another `search_path`.
+pub(super) async fn undo_names(tx: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql("RESET ROLE; RESET search_path").execute(tx).await?;
+    Ok(())
+}
+
 /// Commits the transaction, or fails by a deferred constraint. That it was not aborted before must have
 /// been checked: the server answers COMMIT with ROLLBACK then, which is no error.
 pub(crate) async fn commit(tx: &mut PgConnection) -> Result<(), sqlx::Error> {

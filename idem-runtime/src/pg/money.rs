@@ -7,10 +7,13 @@ pub(crate) mod open;
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, PgPool};
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{PgConnection, PgPool, Postgres};
 use uuid::Uuid;
 
 use super::dedup::TransactionId;
+use super::event_session;
 use super::session::{Session, bounded};
 use crate::decide::money::{Doubt, Known, State, Unsure};
 
@@ -178,10 +181,7 @@ pub(crate) async fn note_lost(
     .bind(key)
     .bind(body_hash)
     .bind(places.origin_time());
-    let mut session = Session::acquire(pool).await?;
-    let done = bounded(query.execute(session.connection())).await;
-    session.end(&done);
-    done.map(drop)
+    execute(pool, query).await.map(drop)
 }
 
 /// Writes the intent of one more request with the same key. `false`: somebody else did, or the call
@@ -199,10 +199,7 @@ pub(crate) async fn again(pool: &PgPool, id: &CallId<'_>, known: &Known) -> Resu
     .bind(as_count(known.generation))
     .bind(as_count(known.attempt))
     .bind(known.state.as_str());
-    let mut session = Session::acquire(pool).await?;
-    let done = bounded(query.execute(session.connection())).await;
-    session.end(&done);
-    Ok(done?.rows_affected() == 1)
+    Ok(execute(pool, query).await? == 1)
 }
 
 /// Writes the intent of the first request of another generation, unless somebody else did, or decided
@@ -227,10 +224,15 @@ pub(crate) async fn next_generation(
     .bind(as_count(generation))
     .bind(key)
     .bind(body_hash);
+    Ok(execute(pool, query).await? == 1)
+}
+
+/// Executes a statement as a transaction of its own. Returns how many rows it changed.
+async fn execute(pool: &PgPool, query: Query<'_, Postgres, PgArguments>) -> Result<u64, sqlx::Error> {
     let mut session = Session::acquire(pool).await?;
     let done = bounded(query.execute(session.connection())).await;
     session.end(&done);
-    Ok(done?.rows_affected() == 1)
+    Ok(done?.rows_affected())
 }
 
 /// What an answer leaves behind.
@@ -267,10 +269,7 @@ pub(crate) async fn settle(pool: &PgPool, id: &CallId<'_>, settled: &Settlement)
     .bind(settled.unsure_before.map(|(since, _)| since))
     .bind(settled.doubt != Doubt::Request)
     .bind(settled.unsure_before.and_then(|(_, at)| at));
-    let mut session = Session::acquire(pool).await?;
-    let done = bounded(query.execute(session.connection())).await;
-    session.end(&done);
-    Ok(done?.rows_affected() == 1)
+    Ok(execute(pool, query).await? == 1)
 }
 
 /// Notes, in the event's own transaction, that its effects belong to these calls, in the states that the
@@ -285,7 +284,7 @@ pub(crate) async fn record(
     group: &str,
     seen: &[(String, State)],
 ) -> Result<bool, sqlx::Error> {
-    sqlx::raw_sql("RESET ROLE; RESET search_path").execute(&mut *tx).await?;
+    event_session::undo_names(tx).await?;
     let query = sqlx::query_scalar(
         "WITH noted AS ( \
              UPDATE money_call AS row SET recorded_at = coalesce(row.recorded_at, now()) \
