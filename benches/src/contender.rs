@@ -44,9 +44,7 @@ impl Contender {
         events: u64,
     ) -> Result<f64, Failed> {
         if !matches!(self, Self::Idem { .. }) {
-            let flat = "CREATE TABLE IF NOT EXISTS processed_event (event_id uuid, consumer_group text, \
-                        processed_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (event_id, consumer_group))";
-            sqlx::raw_sql(flat).execute(&mut database.connect().await?).await?;
+            database.make_flat_table().await?;
         }
         let count = events.to_string();
         let group = format!("peer-{}", uuid::Uuid::now_v7().simple());

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::contender::Contender;
 use crate::handlers::{ACCOUNTS, PAY};
+use crate::rounds::median;
 use crate::servers::{Database, Servers};
 use crate::{Failed, Options};
 
@@ -67,10 +68,7 @@ pub async fn run(args: &Args, options: &Options) -> Result<Value, Failed> {
             figures.push(eps);
         }
     }
-    let [empty_eps, full_eps] = figures.map(|mut figures| {
-        figures.sort_by(f64::total_cmp);
-        figures[figures.len() / 2]
-    });
+    let [empty_eps, full_eps] = figures.map(median);
     let ratio = full_eps / empty_eps;
     println!("empty {empty_eps:.0} events/s, with {} rows {full_eps:.0} events/s: {ratio:.2}", args.rows);
 

@@ -68,9 +68,7 @@ async fn one(servers: &Servers, who: &str, args: &Args) -> Result<Vec<f64>, Fail
     let mut process = match who {
         "idem" => Program::start(&this_program()?, &["consume", "bench-latency", &text], &servers.variables(&database)),
         _ => {
-            let flat = "CREATE TABLE processed_event (event_id uuid, consumer_group text, \
-                        processed_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (event_id, consumer_group))";
-            sqlx::raw_sql(flat).execute(&mut database.connect().await?).await?;
+            database.make_flat_table().await?;
             let group = format!("peer-{}", uuid::Uuid::now_v7().simple());
             let args = ["peer", "seen", servers.kafka.bootstrap(), &database.url, LATENCY, &group, &text];
             Program::start(&this_program()?, &args, &[])

@@ -11,6 +11,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 use serde_json::{Value, json};
 use sqlx::{Connection, Executor, PgConnection};
 
+use crate::rounds::median;
 use crate::{Failed, Options};
 
 /// How long the provider takes.
@@ -155,9 +156,4 @@ async fn until_done(count: u64) {
     while DONE.load(Ordering::Relaxed) < count {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-}
-
-fn median(mut rates: Vec<f64>) -> f64 {
-    rates.sort_by(f64::total_cmp);
-    rates.get(rates.len() / 2).copied().unwrap_or(f64::NAN)
 }

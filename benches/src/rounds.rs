@@ -37,6 +37,12 @@ pub async fn interleaved(servers: &Servers, topic: &str, rounds: u32, entries: &
     Ok(Results::of(results))
 }
 
+/// The middle one; not a number where there is none.
+pub fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
 impl Results {
     /// Figures by name; names without any are left out.
     pub fn of(figures: impl IntoIterator<Item = (&'static str, Vec<f64>)>) -> Self {

@@ -124,6 +124,14 @@ impl Servers {
 }
 
 impl Database {
+    /// Makes the dedup table that a loop by hand would have.
+    pub async fn make_flat_table(&self) -> Result<(), Failed> {
+        let flat = "CREATE TABLE IF NOT EXISTS processed_event (event_id uuid, consumer_group text, \
+                    processed_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (event_id, consumer_group))";
+        sqlx::raw_sql(flat).execute(&mut self.connect().await?).await?;
+        Ok(())
+    }
+
     pub async fn connect(&self) -> Result<PgConnection, Failed> {
         Ok(PgConnection::connect(&self.url).await?)
     }

@@ -6,7 +6,7 @@ use crate::contender::{self, Contender};
 use crate::handlers::ORDERS;
 use crate::peers::Loop;
 use crate::pgbench::Script;
-use crate::rounds::{Entry, Results, interleaved};
+use crate::rounds::{Entry, Results, interleaved, median};
 use crate::servers::Servers;
 use crate::{Failed, Options};
 
@@ -154,9 +154,8 @@ pub async fn lanes(options: &Options) -> Result<Value, Failed> {
     }
     let mut line = json!({ "scenario": "lanes", "runs": options.rounds, "eps": {} });
     println!("{:<8}{:>12}", "lanes", "events/s");
-    for (mut figures, (partitions, ..)) in figures.into_iter().zip(all) {
-        figures.sort_by(f64::total_cmp);
-        let median = figures[figures.len() / 2];
+    for (figures, (partitions, ..)) in figures.into_iter().zip(all) {
+        let median = median(figures);
         println!("{partitions:<8}{median:>12.0}");
         line["eps"][partitions.to_string()] = median.into();
     }
@@ -175,8 +174,7 @@ pub async fn backlog(options: &Options) -> Result<Value, Failed> {
         for _ in 0..options.rounds {
             figures.push(Way::Shared.ours().run(&servers, ORDERS, backlog).await?);
         }
-        figures.sort_by(f64::total_cmp);
-        let median = figures[figures.len() / 2];
+        let median = median(figures);
         println!("{backlog:<10}{median:>12.0}");
         line["eps"][backlog.to_string()] = median.into();
     }

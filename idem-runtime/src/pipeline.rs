@@ -275,6 +275,13 @@ enum Connection {
     Interrupted(TransactionId),
 }
 
+impl Connection {
+    /// The server has ended the transaction, unless it could not be asked.
+    fn after_commit(error: &sqlx::Error) -> Self {
+        if sql_error::leaves_connection_usable(error) { Self::Usable } else { Self::Unknown }
+    }
+}
+
 /// begin → dedup insert → handler → check → commit
 async fn transaction(
     group: &GroupContext,
@@ -290,11 +297,7 @@ async fn transaction(
         // Another server, or another run of it, than the one the position was read from: what either
         // says is done may be unknown to the other. The coordinator goes back first.
         Ok(inserted) if inserted.server != claim.server => {
-            group.doubt.notify_one();
-            return (
-                Outcome::Infrastructure(Failure::new("the database server is another one")),
-                rolled_back(tx).await,
-            );
+            return (Outcome::Infrastructure(another_server(group)), rolled_back(tx).await);
         }
         Ok(Inserted { transaction: Some(id), horizon, .. }) => {
             match expired(group, handler, event.id, delivered.origin, horizon) {
@@ -350,8 +353,8 @@ async fn transaction(
         Ok(Commit::NotOwner) => (replaced(group), rolled_back(tx).await),
         // A deferred constraint of the user's tables, with the class of its SQLSTATE.
         Ok(Commit::Failed(error)) => {
-            let usable = sql_error::leaves_connection_usable(&error);
-            (HandlerError::from(error).into(), if usable { Connection::Usable } else { Connection::Unknown })
+            let connection = Connection::after_commit(&error);
+            (HandlerError::from(error).into(), connection)
         }
         Err(error) if sql_error::class(&error) == Class::Infrastructure => (infrastructure(error), Connection::Unknown),
         Err(_) => {
@@ -359,6 +362,11 @@ async fn transaction(
             (transient(text, false), Connection::Unknown)
         }
     }
+}
+
+fn another_server(group: &GroupContext) -> Failure {
+    group.doubt.notify_one();
+    Failure::new("the database server is another one")
 }
 
 fn replaced(group: &GroupContext) -> Outcome {

@@ -89,6 +89,6 @@ pub enum Expired {
 impl HandlerSpec {
     /// The pairs of the attribute that the runtime can't drive yet.
     pub(crate) fn unavailable(&self) -> Vec<&'static str> {
-        [("stale", self.stale)].into_iter().filter(|(_, asked)| *asked).map(|(pair, _)| pair).collect()
+        self.stale.then_some("stale").into_iter().collect()
     }
 }

@@ -18,7 +18,8 @@ use tracing::Instrument;
 
 use super::gather::{Event, Run, most};
 use super::{
-    Connection, after_begin, after_error, expired, in_place_backoff, rolled_back, span, wait_in_place, waiting,
+    Connection, after_begin, after_error, another_server, expired, in_place_backoff, rolled_back, span, wait_in_place,
+    waiting,
 };
 use crate::decide::batch_size::BatchSize;
 use crate::decide::circuit::Note;
@@ -183,9 +184,7 @@ async fn transaction(
     ids.dedup();
     let inserted = match bounded(dedup_many::insert(&mut tx, &ids, &group.name)).await {
         Ok(inserted) if inserted.server != server => {
-            group.doubt.notify_one();
-            let failure = Failure::new("the database server is another one");
-            return (Attempt::Again(failure), rolled_back(tx).await);
+            return (Attempt::Again(another_server(group)), rolled_back(tx).await);
         }
         Ok(inserted) => inserted,
         Err(error) => {
@@ -246,8 +245,7 @@ async fn transaction(
             (Attempt::Committed { fresh }, Connection::Usable)
         }
         Err(error) => {
-            let usable = sql_error::leaves_connection_usable(&error);
-            let connection = if usable { Connection::Usable } else { Connection::Unknown };
+            let connection = Connection::after_commit(&error);
             (after(None, HandlerError::from(error)), connection)
         }
     }
