@@ -30,15 +30,9 @@ $$;
 -- for rows to go sees the horizon that was raised for them. A subquery would see the old one.
 CREATE FUNCTION idem_horizon(of_group text, is_natural boolean) RETURNS bigint
 LANGUAGE plpgsql VOLATILE STRICT AS $$
-DECLARE
-    before timestamptz;
 BEGIN
-    IF is_natural THEN
-        SELECT natural_before INTO before FROM group_horizon WHERE consumer_group = of_group;
-    ELSE
-        SELECT ids_before INTO before FROM group_horizon WHERE consumer_group = of_group;
-    END IF;
-    RETURN extract(epoch FROM before) * 1000;
+    RETURN (SELECT extract(epoch FROM CASE WHEN is_natural THEN natural_before ELSE ids_before END) * 1000
+              FROM group_horizon WHERE consumer_group = of_group);
 END
 $$;
 

@@ -15,6 +15,7 @@
 pub(crate) mod gather;
 pub(crate) mod shared;
 
+use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,7 @@ use crate::decide::{retry, sql_error};
 use crate::error::{Class, Failure, HandlerError};
 use crate::event::{DecodeError, DecodedEvent, EventId};
 use crate::group::{GroupContext, Match};
-use crate::handler::{Delivered, Handler, ParamSource};
+use crate::handler::{Delivered, Handler, ParamSource, Tx};
 use crate::health::Obstacle;
 use crate::kafka::consumer::Partition;
 use crate::kafka::names;
@@ -42,7 +43,8 @@ use crate::kafka::record::{Origin, Record};
 use crate::money;
 use crate::move_on::move_on;
 use crate::parking::Parking;
-use crate::pg::dedup::{self, Check, Commit, Inserted, TransactionId};
+use crate::pg::commit::{Commit, commit, is_of_a_removed_statement};
+use crate::pg::dedup::{self, Check, Inserted, TransactionId};
 use crate::pg::event_session::{self, EventSession};
 use crate::pg::session::{bounded, on_service};
 use crate::run::RunError;
@@ -243,6 +245,9 @@ async fn attempt(group: &GroupContext, claim: Claim<'_>, handler: &Handler, deli
         Ok(session) => session,
         Err(error) => return infrastructure(error),
     };
+    if session.server() != claim.server {
+        return Outcome::Infrastructure(another_server(group));
+    }
     let id = event.id.uuid();
     let ended = transaction(group, claim, handler, event, delivered, &mut session).instrument(span).await;
     match ended {
@@ -294,18 +299,13 @@ async fn transaction(
     // begin, dedup insert
     let mut tx = session.tx();
     let (transaction_id, horizon) = match bounded(dedup::begin(&mut tx, event.id.uuid(), &group.name)).await {
-        // Another server, or another run of it, than the one the position was read from: what either
-        // says is done may be unknown to the other. The coordinator goes back first.
-        Ok(inserted) if inserted.server != claim.server => {
-            return (Outcome::Infrastructure(another_server(group)), rolled_back(tx).await);
-        }
-        Ok(Inserted { transaction: Some(id), horizon, .. }) => {
+        Ok(Some(Inserted { transaction, horizon })) => {
             match expired(group, handler, event.id, delivered.origin, horizon) {
-                None => (id, horizon),
+                None => (transaction, horizon),
                 Some(expired) => return (expired, rolled_back(tx).await),
             }
         }
-        Ok(Inserted { transaction: None, .. }) => return (Outcome::Duplicate, rolled_back(tx).await),
+        Ok(None) => return (Outcome::Duplicate, rolled_back(tx).await),
         Err(error) => {
             if dedup::is_missing_partition(&error) {
                 tracing::error!(event_id = %event.id, "the dedup table has no partition for this event; attaching it");
@@ -316,14 +316,33 @@ async fn transaction(
         }
     };
 
-    // handler
     let money = money_calls(group, handler, event.id, delivered, horizon);
     let params = ParamSource { states: &group.states, delivered, money: money.as_ref() };
-    let call = AssertUnwindSafe((handler.call)(&mut tx, event.event, params)).catch_unwind();
+    let ended = handled(group, claim, handler, event.event, params, tx, transaction_id).await;
+    if let (Some(calls), false) = (&money, matches!(ended.0, Outcome::Done)) {
+        // What is certain of them outlives the transaction.
+        calls.settle().await;
+    }
+    ended
+}
+
+/// handler → check → commit
+async fn handled(
+    group: &GroupContext,
+    claim: Claim<'_>,
+    handler: &Handler,
+    event: Box<dyn Any + Send>,
+    params: ParamSource<'_>,
+    mut tx: Tx<'_>,
+    transaction_id: TransactionId,
+) -> (Outcome, Connection) {
+    // handler
+    let money = params.money;
+    let call = AssertUnwindSafe((handler.call)(&mut tx, event, params)).catch_unwind();
     let interrupted = Connection::Interrupted(transaction_id);
     let failed: Option<HandlerError> = match tokio::time::timeout(handler.spec.timeout, call).await {
         // A call whose fate is open can't be swallowed: nobody else would ask again.
-        Ok(Ok(result)) => result.err().or_else(|| money.as_ref().and_then(|money| money.swallowed())),
+        Ok(Ok(result)) => result.err().or_else(|| money.and_then(|money| money.swallowed())),
         Ok(Err(_panic)) => return (transient("the handler panicked", true), interrupted),
         Err(_elapsed) => return (transient("the handler took longer than its timeout", false), interrupted),
     };
@@ -341,20 +360,26 @@ async fn transaction(
     }
 
     // check, commit
-    let committed = async {
-        if let Some(calls) = &money {
-            calls.record(&mut tx, transaction_id).await?;
-        }
-        dedup::commit(&mut tx, transaction_id, owner).await
-    };
-    match bounded(committed).await {
-        Ok(Commit::Done) => (Outcome::Done, Connection::Usable),
+    let calls = money.map(|money| money.statements()).unwrap_or_default();
+    let sessions = &group.pools.handlers;
+    let prepare = sessions.are_statements_removed();
+    match bounded(commit(&mut tx, transaction_id, owner, &calls, prepare)).await {
+        Ok(Commit::Done) => (Outcome::Done, if prepare { Connection::Unknown } else { Connection::Usable }),
         Ok(Commit::Ended) => (Outcome::TransactionEnded, Connection::Unknown),
         Ok(Commit::NotOwner) => (replaced(group), rolled_back(tx).await),
+        // The event is handled again, by what is recorded now.
+        Ok(Commit::Disputed) => {
+            let text = "a money call was resolved otherwise while its event was handled";
+            (Outcome::Infrastructure(Failure::new(text)), Connection::Unknown)
+        }
         // A deferred constraint of the user's tables, with the class of its SQLSTATE.
         Ok(Commit::Failed(error)) => {
             let connection = Connection::after_commit(&error);
             (HandlerError::from(error).into(), connection)
+        }
+        Err(sqlx::Error::Database(error)) if is_of_a_removed_statement(&*error) => {
+            sessions.note_removed_statements();
+            (infrastructure(sqlx::Error::Database(error)), interrupted)
         }
         Err(error) if sql_error::class(&error) == Class::Infrastructure => (infrastructure(error), Connection::Unknown),
         Err(_) => {
@@ -364,6 +389,8 @@ async fn transaction(
     }
 }
 
+/// The connection leads to another server, or another run of it, than the one the position was read from: what
+/// either says is done may be unknown to the other. The coordinator goes back first.
 fn another_server(group: &GroupContext) -> Failure {
     group.doubt.notify_one();
     Failure::new("the database server is another one")
@@ -387,18 +414,18 @@ fn money_calls(
     Some(money::Running::new(Arc::clone(provider), event))
 }
 
-async fn rolled_back(tx: crate::handler::Tx<'_>) -> Connection {
+async fn rolled_back(tx: Tx<'_>) -> Connection {
     match bounded(event_session::rollback(tx.connection)).await {
         Ok(()) => Connection::Usable,
         Err(_) => Connection::Unknown,
     }
 }
 
-async fn after_begin(tx: crate::handler::Tx<'_>, error: &sqlx::Error) -> Connection {
+async fn after_begin(tx: Tx<'_>, error: &sqlx::Error) -> Connection {
     if sql_error::is_no_fault_of_the_session(error) { rolled_back(tx).await } else { Connection::Unknown }
 }
 
-async fn after_error(tx: crate::handler::Tx<'_>, error: &sqlx::Error) -> Connection {
+async fn after_error(tx: Tx<'_>, error: &sqlx::Error) -> Connection {
     if sql_error::leaves_connection_usable(error) { rolled_back(tx).await } else { Connection::Unknown }
 }
 

@@ -113,7 +113,7 @@ async fn a_database_that_only_reads_or_takes_no_connections_is_an_outage_too() {
     let read_only = format!("ALTER DATABASE {name} SET default_transaction_read_only = on");
     let all = "true";
     // The others, that were opened before, may write.
-    let of_handlers = "query LIKE '%pg_current_xact_id_if_assigned%'";
+    let of_handlers = "query LIKE '%idem_check%'";
     let outages = [
         (read_only.clone(), of_handlers, format!("ALTER DATABASE {name} RESET ALL")),
         (read_only, all, format!("ALTER DATABASE {name} RESET ALL")),

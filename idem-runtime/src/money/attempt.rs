@@ -1,25 +1,26 @@
 //! The money calls of one attempt at an event.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use sqlx::PgConnection;
 use tokio::time::Instant;
 
 use super::error::RequestError;
 use super::{MoneyClient, MoneyError, Provider};
 use crate::decide::money::State;
 use crate::decide::outcome::Reason;
-use crate::decide::{sql_error, window};
+use crate::decide::{money_key, window};
 use crate::error::{Class, Classified, Failure, HandlerError};
 use crate::event::EventId;
 use crate::handler::{Delivered, Delivery};
-use crate::pg::dedup::TransactionId;
-use crate::pg::money::{self as rows, Place, Places};
+use crate::pg::money::record::{self, Certain};
+use crate::pg::money::{self as rows, CallId, Place, Places};
 use crate::spec::Money;
+
+/// How long an event's transaction may take to settle its calls, before they are settled beside it.
+const SETTLE_AFTER: Duration = Duration::from_millis(100);
 
 /// What the calls of an attempt have in common.
 pub(crate) struct Event {
@@ -59,15 +60,15 @@ impl Event {
         }
     }
 
-    pub(super) fn places(&self) -> Places<'_> {
+    pub(super) fn places(&self) -> Places {
         let Delivery { topic, partition, offset, timestamp_millis, .. } = &self.delivery;
         let (read_topic, read_partition, read_offset) = &self.read_from;
         // The earlier one: it is the safe one where a clock was wrong.
         let of_id = self.id.unix_millis().and_then(|millis| i64::try_from(millis).ok());
         let origin_millis = timestamp_millis.iter().copied().chain(of_id).min();
         Places {
-            origin: Place { topic, partition: *partition, offset: *offset },
-            record: Place { topic: read_topic, partition: *read_partition, offset: *read_offset },
+            origin: Place { topic: Arc::clone(topic), partition: *partition, offset: *offset },
+            record: Place { topic: Arc::clone(read_topic), partition: *read_partition, offset: *read_offset },
             origin_millis,
             may_be_forgotten: self.may_be_forgotten,
         }
@@ -92,8 +93,8 @@ struct Calls {
 enum Ended {
     /// It runs, or was dropped.
     NotYet,
-    /// What became of it is certain: recorded in this state.
-    Settled(State),
+    /// What became of it is certain.
+    Settled(Certain),
     /// It has to be asked for again, or a person has to decide.
     Open(Class, Option<Reason>, String),
 }
@@ -144,15 +145,55 @@ impl Attempt {
         Ok(name)
     }
 
-    /// `settled`: what is recorded for good, if anything is. A refusal is not, where an earlier request may
-    /// have been carried out.
-    pub(super) fn ended<T>(&self, name: String, result: &Result<T, MoneyError>, settled: Option<State>) {
-        let ended = match (result, settled) {
-            (_, Some(state)) => Ended::Settled(state),
+    /// `certain`: what became of it for good. A refusal is not, where an earlier request may have been carried out.
+    pub(super) fn ended<T>(self: &Arc<Self>, name: String, result: &Result<T, MoneyError>, certain: Option<Certain>) {
+        let ended = match (result, certain) {
+            (_, Some(certain)) => {
+                if certain.settlement.is_some() {
+                    self.settle_soon();
+                }
+                Ended::Settled(certain)
+            }
             (Err(error), None) => Ended::Open(error.class(), error.reason(), error.to_string()),
             (Ok(_), None) => return,
         };
         self.lock().by_name.insert(name, ended);
+    }
+
+    /// Most events are committed at once, and settle their calls themselves. For a handler that takes its time, or
+    /// is stopped.
+    fn settle_soon(self: &Arc<Self>) {
+        let attempt = Arc::clone(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(SETTLE_AFTER).await;
+            attempt.settle().await;
+        });
+    }
+
+    /// Settles what the event's transaction did not settle. What fails is only asked for again, with the same key.
+    pub(crate) async fn settle(&self) {
+        for (name, certain) in self.certain() {
+            let Some(settlement) = certain.settlement else { continue };
+            let id = CallId { event_id: self.event.id.uuid(), group: &self.event.group, operation: &name };
+            match rows::settle(&self.provider.pool, &id, &settlement).await {
+                Ok(is_settled) => {
+                    if !is_settled && certain.state == State::Applied {
+                        let key = money_key::key(id.event_id, id.group, id.operation, certain.generation);
+                        tracing::error!(
+                            key,
+                            "a money call was carried out after it had been resolved otherwise: look at it at the provider"
+                        );
+                    }
+                    if let Some(Ended::Settled(certain)) = self.lock().by_name.get_mut(&name) {
+                        certain.settlement = None;
+                    }
+                }
+                Err(error) => tracing::warn!(
+                    %error,
+                    "the answer to a money call could not be recorded; it will be asked for again"
+                ),
+            }
+        }
     }
 
     /// The failure of a handler that returned `Ok` although a call of its has to be asked for again.
@@ -173,40 +214,28 @@ impl Attempt {
             })
     }
 
-    /// Notes in the event's transaction that its effects belong to the calls of this attempt.
-    ///
-    /// # Errors
-    /// Those of an aborted transaction as they are; every other one as the infrastructure's, also when a call
-    /// was resolved otherwise since: the event is handled again, by what is recorded then.
-    pub(crate) async fn record(&self, tx: &mut PgConnection, transaction: TransactionId) -> Result<(), sqlx::Error> {
-        let seen: Vec<(String, State)> = self
-            .lock()
-            .by_name
-            .iter()
-            .filter_map(|(name, ended)| match ended {
-                Ended::Settled(state) => Some((name.clone(), *state)),
-                Ended::NotYet | Ended::Open(..) => None,
-            })
-            .collect();
-        if seen.is_empty() {
-            return Ok(());
+    /// The statements that note in the event's transaction that its effects belong to the calls of this attempt, and
+    /// settle them; none if there are none.
+    pub(crate) fn statements(&self) -> String {
+        let certain = self.certain();
+        if certain.is_empty() {
+            return String::new();
         }
-        match rows::record(tx, transaction, self.event.id.uuid(), &self.event.group, &seen).await {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(unrecorded("one of them was resolved otherwise since")),
-            Err(sqlx::Error::Database(error)) if !sql_error::was_aborted_before(&*error) => Err(unrecorded(error)),
-            Err(error) => Err(error),
-        }
+        record::statements(self.event.id.uuid(), &self.event.group, &certain)
+    }
+
+    fn certain(&self) -> Vec<(String, Certain)> {
+        let certain = |(name, ended): (&String, &Ended)| match ended {
+            Ended::Settled(certain) => Some((name.clone(), certain.clone())),
+            Ended::NotYet | Ended::Open(..) => None,
+        };
+        self.lock().by_name.iter().filter_map(certain).collect()
     }
 
     /// A panic inside leaves the map as it was: it changes in one step per call.
     fn lock(&self) -> MutexGuard<'_, Calls> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn unrecorded(why: impl fmt::Display) -> sqlx::Error {
-    sqlx::Error::Protocol(format!("the event's transaction can't note its money calls: {why}"))
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,6 @@
 //! One call: its intent is committed, the request leaves, the answer is settled.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -11,19 +12,21 @@ use super::{Charge, ChargeResponse, MoneyError, MoneyRequest};
 use crate::clock;
 use crate::decide::money::{self, Answer, Before, Doubt, Meaning, State, Verdict};
 use crate::decide::{money_key, retry};
-use crate::pg::money::{self as rows, Begun, CallId, Settlement};
+use crate::pg::money::begin::{Asked, Begun};
+use crate::pg::money::record::Certain;
+use crate::pg::money::{self as rows, CallId, Settlement};
 
 /// How often an intent is begun when somebody else writes at the same moment.
 const RACES: u32 = 5;
 
-pub(super) async fn send(attempt: &Attempt, request: MoneyRequest) -> Result<Charge, MoneyError> {
+pub(super) async fn send(attempt: &Arc<Attempt>, request: MoneyRequest) -> Result<Charge, MoneyError> {
     let result = match attempt.take_name(request.operation.clone()) {
         Ok(name) => {
-            let (result, settled) = match recorded(attempt, &name, request).await {
-                Ok((result, settled)) => (result, settled),
+            let (result, certain) = match recorded(attempt, &name, request).await {
+                Ok((result, certain)) => (result, certain),
                 Err(error) => (Err(error), None),
             };
-            attempt.ended(name, &result, settled);
+            attempt.ended(name, &result, certain);
             result
         }
         Err(error) => Err(error),
@@ -46,8 +49,8 @@ struct Intent {
     unsure: Option<(money::Unsure, (f64, Option<f64>))>,
 }
 
-/// What the call gives the handler, and the state that is recorded for good, if one is.
-type Told = (Result<Charge, MoneyError>, Option<State>);
+/// What the call gives the handler, and what became of it for good, if that is certain.
+type Told = (Result<Charge, MoneyError>, Option<Certain>);
 
 async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Result<Told, MoneyError> {
     let provider = &attempt.provider;
@@ -58,8 +61,12 @@ async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Resul
     let hash = money_key::body_hash(event.id.uuid(), prepared.method(), &prepared.path(), prepared.body());
     let id = CallId { event_id: event.id.uuid(), group: &event.group, operation: name };
 
-    let Some(intent) = intend(attempt, &id, &hash).await? else {
-        return Ok((Ok(Charge::AlreadyProcessed), Some(State::Applied)));
+    let intent = match intend(attempt, &id, &hash).await? {
+        Intended::May(intent) => intent,
+        Intended::Done { generation } => {
+            let certain = Certain { generation, state: State::Applied, settlement: None };
+            return Ok((Ok(Charge::AlreadyProcessed), Some(certain)));
+        }
     };
     let answered = answered(attempt, prepared, &intent, timeout).await;
     let answer = match &answered {
@@ -67,7 +74,7 @@ async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Resul
         Err((answer, _)) => *answer,
     };
     let verdict = money::after(answer, event.spec.conflict, intent.unsure.map(|(unsure, _)| unsure));
-    let is_settled = settle(attempt, &id, &intent, answer, verdict).await?;
+    let certain = settle(attempt, &id, &intent, answer, verdict).await?;
 
     let told = match (verdict.meaning, answered) {
         (Meaning::Applied, Ok(response)) => Ok(Charge::Applied(response)),
@@ -78,13 +85,7 @@ async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Resul
         (_, Ok(response)) => Err(MoneyError::NotNow { status: response.status, retry_after: retry_after(&response) }),
         (_, Err((_, what))) => Err(MoneyError::Unanswered(what)),
     };
-    let settled = match verdict.state {
-        // Also where the record says otherwise: the event's transaction finds that out.
-        State::Applied => Some(State::Applied),
-        State::Refused if is_settled => Some(State::Refused),
-        _ => None,
-    };
-    Ok((told, settled))
+    Ok((told, certain))
 }
 
 fn outgoing(attempt: &Attempt, request: MoneyRequest) -> Result<Outgoing, MoneyError> {
@@ -113,39 +114,55 @@ fn address(base: Option<&str>, url: String) -> Result<String, RequestError> {
     Ok(format!("{}/{}", base.trim_end_matches('/'), url.trim_start_matches('/')))
 }
 
-/// Writes the intent. `None`: it was carried out before, and nothing leaves.
-async fn intend(attempt: &Attempt, id: &CallId<'_>, hash: &[u8]) -> Result<Option<Intent>, MoneyError> {
+/// Whether a request may leave.
+enum Intended {
+    May(Intent),
+    /// The call was carried out before.
+    Done {
+        generation: u32,
+    },
+}
+
+/// Writes the intent.
+async fn intend(attempt: &Attempt, id: &CallId<'_>, hash: &[u8]) -> Result<Intended, MoneyError> {
     let provider = &attempt.provider;
     let key = |generation| money_key::key(id.event_id, id.group, id.operation, generation);
-    let first = |generation| Intent { key: key(generation), generation, attempt: 1, unsure: None };
+    let first = |generation| Intended::May(Intent { key: key(generation), generation, attempt: 1, unsure: None });
     let places = attempt.event.places();
     let lost = async |generation: u32| {
         let noted = rows::note_lost(&provider.pool, id, generation, &key(generation), hash, &places).await;
         noted.map_or_else(MoneyError::Record, |()| MoneyError::KeyExpired)
     };
     for _ in 0..RACES {
-        let begun = rows::begin(&provider.pool, id, &key(0), hash, &places, provider.key_ttl).await;
-        let found = match begun.map_err(MoneyError::Record)? {
-            Begun::First => return Ok(Some(first(0))),
+        let asked = Asked {
+            event_id: id.event_id,
+            group: Arc::clone(&attempt.event.group),
+            operation: id.operation.to_owned(),
+            key: key(0),
+            body_hash: hash.to_owned(),
+            places: places.clone(),
+        };
+        let found = match provider.intents.begin(asked).await.map_err(MoneyError::Record)? {
+            Begun::First => return Ok(first(0)),
             Begun::Lost => return Err(lost(0).await),
             Begun::Raced => continue,
             Begun::Found(found) => found,
         };
         let known = &found.known;
         match money::before(known, provider.key_ttl) {
-            Before::AlreadyProcessed => return Ok(None),
+            Before::AlreadyProcessed => return Ok(Intended::Done { generation: known.generation }),
             Before::BodyChanged => return Err(MoneyError::BodyChanged),
             Before::KeyExpired => return Err(MoneyError::KeyExpired),
             Before::Lost(generation) => return Err(lost(generation).await),
             Before::NextGeneration(next) => {
                 let begun = rows::next_generation(&provider.pool, id, next, &key(next), hash).await;
                 if begun.map_err(MoneyError::Record)? {
-                    return Ok(Some(first(next)));
+                    return Ok(first(next));
                 }
             }
             Before::Again => {
                 if rows::again(&provider.pool, id, known).await.map_err(MoneyError::Record)? {
-                    return Ok(Some(Intent {
+                    return Ok(Intended::May(Intent {
                         key: key(known.generation),
                         generation: known.generation,
                         attempt: known.attempt.saturating_add(1),
@@ -173,39 +190,30 @@ async fn answered(
     }
 }
 
-/// Records what the answer says. What is certain must be recorded before the handler goes on with it;
-/// where it can't be, the next attempt asks again, with the same key. `false`: the record says otherwise.
+/// Settles what the answer says; what is certain, the event's own transaction does, and the attempt if that fails.
+/// Where it can't be recorded, the next attempt asks again, with the same key.
 async fn settle(
     attempt: &Attempt,
     id: &CallId<'_>,
     intent: &Intent,
     answer: Answer,
     verdict: Verdict,
-) -> Result<bool, MoneyError> {
+) -> Result<Option<Certain>, MoneyError> {
     let status = if let Answer::Status(status) = answer { Some(status) } else { None };
     if verdict.doubt == Doubt::Request && status.is_none() {
         // As the intent says.
-        return Ok(true);
+        return Ok(None);
     }
-    let settlement = Settlement {
-        generation: intent.generation,
-        attempt: intent.attempt,
-        state: verdict.state,
-        status,
-        doubt: verdict.doubt,
-        unsure_before: intent.unsure.map(|(_, when)| when),
-    };
+    let Verdict { state, doubt, .. } = verdict;
+    let Intent { generation, attempt: number, .. } = *intent;
+    let unsure_before = intent.unsure.map(|(_, when)| when);
+    let settlement = Settlement { generation, attempt: number, state, status, doubt, unsure_before };
+    if matches!(state, State::Applied | State::Refused) {
+        return Ok(Some(Certain { generation, state, settlement: Some(settlement) }));
+    }
     match rows::settle(&attempt.provider.pool, id, &settlement).await {
-        Ok(true) => Ok(true),
-        Ok(false) if verdict.state == State::Applied => {
-            tracing::error!(
-                key = intent.key,
-                "a money call was carried out after it had been resolved otherwise: look at it at the provider"
-            );
-            Ok(false)
-        }
-        // A later request is under way, which tells what this one does not.
-        Ok(false) => Ok(false),
+        // `false`: a later request is under way, which tells what this one does not.
+        Ok(_is_settled) => Ok(None),
         Err(error) => {
             tracing::warn!(%error, "the answer to a money call could not be recorded; it will be asked for again");
             Err(MoneyError::Record(error))

@@ -1,12 +1,13 @@
 // The client that a handler's money calls go through; the page of its rules is `rules.md`.
 //
-// `call.rs` drives one call: intent, request, answer. `attempt.rs` knows the calls of one attempt at
-// an event. What an answer means is in `decide/money.rs`, the record in `pg/money.rs`.
+// `call.rs` drives one call: intent, request, answer. `intents.rs` writes the intents, and `attempt.rs` knows the calls of one
+// attempt at an event. What an answer means is in `decide/money.rs`, the record in `pg/money.rs`.
 
 mod answer;
 mod attempt;
 mod call;
 mod error;
+mod intents;
 pub(crate) mod start;
 #[cfg_attr(not(feature = "money"), path = "no_transport.rs")]
 mod transport;
@@ -20,6 +21,7 @@ use attempt::Attempt;
 pub(crate) use attempt::{Event, Running};
 pub use error::MoneyError;
 use error::RequestError;
+use intents::Intents;
 use sqlx::PgPool;
 use transport::Transport;
 
@@ -197,6 +199,7 @@ impl fmt::Debug for MoneyRequest {
 pub(crate) struct Provider {
     transport: Transport,
     pool: PgPool,
+    intents: Intents,
     base_url: Option<String>,
     timeout: Duration,
     key_ttl: Duration,
@@ -211,6 +214,7 @@ impl Provider {
     pub(crate) fn new(config: &Config, pool: PgPool) -> Result<Self, String> {
         Ok(Self {
             transport: Transport::new(config.money_timeout)?,
+            intents: Intents::start(pool.clone(), config.money_key_ttl),
             pool,
             base_url: config.money_base_url.clone(),
             timeout: config.money_timeout,

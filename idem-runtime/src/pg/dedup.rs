@@ -1,7 +1,6 @@
 //! The dedup row, and the check that it and the handler's writes are still one transaction.
 
-use futures_util::StreamExt;
-use sqlx::{AssertSqlSafe, Either, PgConnection, Row};
+use sqlx::{AssertSqlSafe, PgConnection, Row};
 use uuid::Uuid;
 
 use super::event_session::BEGIN;
@@ -23,101 +22,34 @@ impl TransactionId {
     }
 }
 
-/// What the dedup insert says.
+/// A dedup row that was not there.
 #[derive(Debug)]
 pub(crate) struct Inserted {
-    /// The transaction that holds the new row. `None`: the row was there already.
-    pub transaction: Option<TransactionId>,
+    /// The transaction that holds it.
+    pub transaction: TransactionId,
     /// The time below which the group may have forgotten ids of this kind, milliseconds since the Unix
-    /// epoch; told with a new row only.
+    /// epoch.
     pub horizon: Option<i64>,
-    /// The run of the server that says so, as in [`Server`](super::progress::Server).
-    pub server: String,
 }
 
 /// What a session prepares, so that the server plans it once.
-pub(crate) async fn prepare(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    let insert = "PREPARE idem_dedup_insert (uuid, text) AS \
-         WITH inserted AS ( \
-             INSERT INTO processed_event (event_id, consumer_group) VALUES ($1, $2) \
-             ON CONFLICT DO NOTHING \
-             RETURNING pg_current_xact_id()::text::bigint AS id, \
-                       idem_horizon(consumer_group, event_id >= 'ff000000-0000-0000-0000-000000000000') AS horizon) \
-         SELECT (SELECT id FROM inserted), (SELECT horizon FROM inserted), \
-                extract(epoch FROM pg_postmaster_start_time())::text";
-    sqlx::raw_sql(insert).execute(connection).await?;
-    Ok(())
-}
+pub(super) const PREPARE: &str = "PREPARE idem_dedup_insert (uuid, text) AS \
+     INSERT INTO processed_event (event_id, consumer_group) VALUES ($1, $2) \
+     ON CONFLICT DO NOTHING \
+     RETURNING pg_current_xact_id()::text::bigint, \
+               idem_horizon(consumer_group, event_id >= 'ff000000-0000-0000-0000-000000000000')";
 
-/// Begins the event's transaction and inserts the dedup row, in one round trip. A row that is there is
-/// remembered, whatever the horizon; only where there was none, the horizon says whether there may have
-/// been one.
+/// Begins the event's transaction and inserts the dedup row, in one round trip. `None`: it was there. A row that
+/// is there is remembered, whatever the horizon; only where there was none, the horizon says whether there may
+/// have been one.
 ///
 /// Waits, up to `lock_timeout`, for another transaction that holds the same row uncommitted.
-pub(crate) async fn begin(tx: &mut PgConnection, event_id: Uuid, group: &str) -> Result<Inserted, sqlx::Error> {
+pub(crate) async fn begin(tx: &mut PgConnection, event_id: Uuid, group: &str) -> Result<Option<Inserted>, sqlx::Error> {
     // Names of groups are valid for Kafka, which has no quotes in them.
     let statements = format!("{BEGIN}EXECUTE idem_dedup_insert ('{event_id}', '{group}')");
-    let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(tx).await?;
-    let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-    let transaction = row.try_get::<Option<i64>, _>(0)?.map(TransactionId);
-    Ok(Inserted { transaction, horizon: row.try_get(1)?, server: row.try_get(2)? })
+    let row = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_optional(tx).await?;
+    row.map(|row| Ok(Inserted { transaction: TransactionId(row.try_get(0)?), horizon: row.try_get(1)? })).transpose()
 }
-
-/// How the end of an event's transaction was.
-#[derive(Debug)]
-#[must_use]
-pub(crate) enum Commit {
-    Done,
-    /// The handler had ended the transaction.
-    Ended,
-    /// Another member has taken the partition over, and the order of a key is at stake.
-    NotOwner,
-    /// The check went well, and the server refused the COMMIT: a deferred constraint, perhaps; or nobody
-    /// knows, as the connection was lost.
-    Failed(sqlx::Error),
-}
-
-/// [`check`], and COMMIT if it goes well; in one round trip, but where the order of keys is kept.
-///
-/// # Errors
-/// Those of the check. Nothing is committed.
-pub(crate) async fn commit(
-    tx: &mut PgConnection,
-    id: TransactionId,
-    owner: Option<&Owner>,
-) -> Result<Commit, sqlx::Error> {
-    if owner.is_some() {
-        return match check(tx, id, owner).await? {
-            Check::Ended => Ok(Commit::Ended),
-            Check::NotOwner => Ok(Commit::NotOwner),
-            Check::Whole => Ok(super::event_session::commit(tx).await.map_or_else(Commit::Failed, |()| Commit::Done)),
-        };
-    }
-    // An error of the first statement keeps the server from the second one, so the check fails by one: a
-    // setting that there is not.
-    let statements = format!(
-        "SELECT CASE WHEN pg_current_xact_id_if_assigned()::text::bigint = {} THEN true \
-                ELSE current_setting('idem.the_handler_ended_the_transaction')::boolean END; COMMIT",
-        id.0
-    );
-    let mut answers = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_many(tx);
-    let mut is_whole = false;
-    while let Some(answer) = answers.next().await {
-        match answer {
-            Ok(Either::Right(_)) => is_whole = true,
-            Ok(Either::Left(_)) => {}
-            Err(error) if is_whole => return Ok(Commit::Failed(error)),
-            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(UNDEFINED_OBJECT) => {
-                return Ok(Commit::Ended);
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(Commit::Done)
-}
-
-/// SQLSTATE of a setting that there is not.
-const UNDEFINED_OBJECT: &str = "42704";
 
 /// What the check before COMMIT says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

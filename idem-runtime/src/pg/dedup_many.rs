@@ -18,8 +18,6 @@ pub(crate) struct InsertedMany {
     /// The time below which the group may have forgotten ids of this kind, milliseconds since the Unix
     /// epoch; told with a new row only.
     pub horizon: Option<i64>,
-    /// The run of the server that says so, as in [`Server`](super::progress::Server).
-    pub server: String,
 }
 
 /// Inserts the dedup rows of these ids, all of one kind, and the guard. `ids` are sorted, so that two members that insert
@@ -32,7 +30,7 @@ pub(crate) struct InsertedMany {
 /// Never call it inside a savepoint: rolling that back would drop the rows and keep later writes.
 pub(crate) async fn insert(tx: &mut PgConnection, ids: &[Uuid], group: &str) -> Result<InsertedMany, sqlx::Error> {
     debug_assert!(ids.is_sorted_by(|one, next| one < next));
-    let (fresh, horizon, transaction, server): (Option<Vec<Uuid>>, Option<i64>, Option<i64>, String) = sqlx::query_as(
+    let (fresh, horizon, transaction): (Option<Vec<Uuid>>, Option<i64>, Option<i64>) = sqlx::query_as(
         "WITH inserted AS ( \
              INSERT INTO processed_event (event_id, consumer_group) SELECT id, $2 FROM unnest($1::uuid[]) AS id \
              ON CONFLICT DO NOTHING RETURNING event_id), \
@@ -41,7 +39,7 @@ pub(crate) async fn insert(tx: &mut PgConnection, ids: &[Uuid], group: &str) -> 
              SELECT pg_current_xact_id()::text::bigint WHERE EXISTS (SELECT FROM inserted) RETURNING transaction_id) \
          SELECT fresh, CASE WHEN fresh IS NOT NULL \
                             THEN idem_horizon($2, fresh[1] >= 'ff000000-0000-0000-0000-000000000000') END, \
-                (SELECT transaction_id FROM guard), extract(epoch FROM pg_postmaster_start_time())::text \
+                (SELECT transaction_id FROM guard) \
            FROM (SELECT array_agg(event_id) AS fresh FROM inserted) AS together",
     )
     .bind(ids)
@@ -49,7 +47,7 @@ pub(crate) async fn insert(tx: &mut PgConnection, ids: &[Uuid], group: &str) -> 
     .fetch_one(tx)
     .await?;
     let transaction = transaction.map(TransactionId::new);
-    Ok(InsertedMany { fresh: fresh.unwrap_or_default(), transaction, horizon, server })
+    Ok(InsertedMany { fresh: fresh.unwrap_or_default(), transaction, horizon })
 }
 
 /// [`dedup::check`], and lifts the guard.

@@ -1,13 +1,16 @@
 //! The connections that events run on.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use sqlx::pool::PoolConnection;
-use sqlx::{Connection, PgConnection, PgPool, Postgres};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres};
 
-use super::dedup;
+use super::money::record;
+use super::progress::Server;
 use super::session::{Session, bounded};
+use super::{commit, dedup};
 use crate::handler::Tx;
 
 /// After it a connection is replaced, as sqlx's pool would.
@@ -21,22 +24,41 @@ pub(crate) struct EventSessions {
     /// Connections without the settings of these.
     service: PgPool,
     idle: Mutex<Vec<Kept>>,
+    /// A handler removes what its session prepared.
+    are_statements_removed: AtomicBool,
 }
 
 struct Kept {
     connection: PoolConnection<Postgres>,
+    /// The run of the server it leads to.
+    server: Server,
     opened: Instant,
     used: Instant,
 }
 
 impl EventSessions {
     pub(crate) fn new(pool: PgPool, service: PgPool) -> Self {
-        Self { pool, service, idle: Mutex::default() }
+        Self { pool, service, idle: Mutex::default(), are_statements_removed: AtomicBool::new(false) }
     }
 
     /// Where they come from.
     pub(crate) fn pool(&self) -> &PgPool {
         &self.pool
+    }
+
+    /// Whether what a session prepared has to be prepared again before COMMIT.
+    pub(crate) fn are_statements_removed(&self) -> bool {
+        self.are_statements_removed.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a handler ran DEALLOCATE ALL: from now on each event of the process has a connection of its own.
+    pub(crate) fn note_removed_statements(&self) {
+        if !self.are_statements_removed.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "a handler removed the prepared statements of its connection (DEALLOCATE ALL): each event takes a new \
+                 connection now; leave the statements where they are"
+            );
+        }
     }
 
     /// A connection that is in no transaction.
@@ -53,22 +75,18 @@ impl EventSessions {
     async fn open(&self) -> Result<Kept, sqlx::Error> {
         refuse_read_only(&self.service).await?;
         let now = Instant::now();
-        let mut kept = Kept { connection: self.pool.acquire().await?, opened: now, used: now };
-        bounded(take_over_transactions(&mut kept.connection)).await?;
-        bounded(dedup::prepare(&mut kept.connection)).await?;
-        Ok(kept)
+        let mut connection = self.pool.acquire().await?;
+        // Whatever comes of it: sqlx's pool must not give it to anybody else, as it believes that it is in a
+        // transaction.
+        connection.close_on_drop();
+        bounded(take_over_transactions(&mut connection)).await?;
+        let server = bounded(prepare(&mut connection)).await?;
+        Ok(Kept { connection, server, opened: now, used: now })
     }
 
     /// A panic inside leaves the list as it was: it changes in one step per call.
     fn lock(&self) -> MutexGuard<'_, Vec<Kept>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Kept {
-    /// sqlx's pool must not give it to anybody else: it believes that it is in a transaction.
-    fn drop(&mut self) {
-        self.connection.close_on_drop();
     }
 }
 
@@ -108,6 +126,17 @@ async fn take_over_transactions(connection: &mut PgConnection) -> Result<(), sql
     Ok(())
 }
 
+/// The statements that prepare what each event needs.
+pub(super) fn prepared() -> String {
+    [dedup::PREPARE, commit::PREPARE, record::PREPARE].join("; ")
+}
+
+/// Prepares what each event needs, and tells which run of the server it is.
+async fn prepare(connection: &mut PgConnection) -> Result<Server, sqlx::Error> {
+    sqlx::raw_sql(AssertSqlSafe(prepared())).execute(&mut *connection).await?;
+    super::progress::server(connection).await
+}
+
 /// One event's connection. It is kept only after [`release`](Self::release): a future dropped in the
 /// middle of a statement leaves a connection whose state nobody knows.
 pub(crate) struct EventSession<'a> {
@@ -124,6 +153,11 @@ impl EventSession<'_> {
         }
     }
 
+    /// The run of the server that the connection leads to. It is the same for as long as it lives.
+    pub(crate) fn server(&self) -> &str {
+        self.kept.as_ref().map_or("", |kept| &kept.server)
+    }
+
     /// Keeps the connection for the next event. Its transaction must have ended.
     pub(crate) fn release(mut self) {
         let now = Instant::now();
@@ -137,8 +171,7 @@ impl EventSession<'_> {
 
 /// What precedes the statements of an event: the transaction, in which nothing is left of what a former
 /// event's handler SET for the session.
-pub(super) const BEGIN: &str =
-    "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; ";
+pub(super) const BEGIN: &str = "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; BEGIN READ WRITE; ";
 
 /// Begins a transaction.
 pub(crate) async fn begin(tx: &mut PgConnection) -> Result<(), sqlx::Error> {

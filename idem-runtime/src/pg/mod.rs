@@ -2,6 +2,7 @@
 
 pub(crate) mod adopt;
 pub(crate) mod brakes;
+pub(crate) mod commit;
 pub(crate) mod dedup;
 pub(crate) mod dedup_many;
 pub(crate) mod event_session;

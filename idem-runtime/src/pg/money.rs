@@ -3,8 +3,11 @@
 //! Each function is one statement and its own commit: a request leaves only after its intent is
 //! committed, whatever becomes of the event's transaction.
 
+pub(crate) mod begin;
 pub(crate) mod open;
+pub(crate) mod record;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::PgArguments;
@@ -12,10 +15,8 @@ use sqlx::query::Query;
 use sqlx::{PgConnection, PgPool, Postgres};
 use uuid::Uuid;
 
-use super::dedup::TransactionId;
-use super::event_session;
 use super::session::{Session, bounded};
-use crate::decide::money::{Doubt, Known, State, Unsure};
+use crate::decide::money::{Doubt, Known, State};
 
 /// Which call of which event.
 #[derive(Debug)]
@@ -27,132 +28,27 @@ pub(crate) struct CallId<'a> {
 
 /// Where a record lies.
 #[derive(Debug, Clone)]
-pub(crate) struct Place<'a> {
-    pub topic: &'a str,
+pub(crate) struct Place {
+    pub topic: Arc<str>,
     pub partition: i32,
     pub offset: i64,
 }
 
 /// The event's place on its origin topic, the place it was read from now, and the origin's time.
-#[derive(Debug)]
-pub(crate) struct Places<'a> {
-    pub origin: Place<'a>,
-    pub record: Place<'a>,
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    pub origin: Place,
+    pub record: Place,
     pub origin_millis: Option<i64>,
     /// The group may have processed the event, and forgotten it with all its calls.
     pub may_be_forgotten: bool,
 }
 
-impl Places<'_> {
+impl Places {
     /// The origin's time, where PostgreSQL can take it as one.
     fn origin_time(&self) -> Option<i64> {
         self.origin_millis.filter(|millis| super::progress::TIMES.contains(millis))
     }
-}
-
-/// What the beginning of a call finds.
-#[derive(Debug)]
-pub(crate) enum Begun {
-    /// The first request; its intent is written.
-    First,
-    /// There was one before.
-    Found(Found),
-    /// There is none, but there may have been one: the database went back over this event, or has
-    /// forgotten it; and it is so old that the provider may have forgotten the key. Nothing was written.
-    Lost,
-    /// Somebody else began it at this moment.
-    Raced,
-}
-
-/// A call that was asked for before.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Found {
-    pub known: Known,
-    /// The times of [`Known::unsure`], in seconds since the Unix epoch.
-    pub unsure: Option<(f64, Option<f64>)>,
-}
-
-/// Writes the intent of a call's first request, or reads what is known of an earlier one.
-pub(crate) async fn begin(
-    pool: &PgPool,
-    id: &CallId<'_>,
-    key: &str,
-    body_hash: &[u8],
-    places: &Places<'_>,
-    key_ttl: Duration,
-) -> Result<Begun, sqlx::Error> {
-    type Row = (
-        bool,
-        bool,
-        f64,
-        Option<i32>,
-        Option<i32>,
-        Option<String>,
-        Option<bool>,
-        Option<bool>,
-        Option<f64>,
-        Option<f64>,
-        Option<bool>,
-    );
-    let query = sqlx::query_as(
-        "WITH mark AS ( \
-             SELECT coalesce(to_timestamp($6 / 1000.0) < now() - $7 * interval '1 second', true) AS is_old, \
-                    max(reread_at) AS at FROM consumer_progress \
-              WHERE consumer_group = $2 \
-                AND ((topic = $8 AND partition = $9 AND reread_below > $10) \
-                  OR (topic = $11 AND partition = $12 AND reread_below > $13))), \
-         known AS ( \
-             SELECT generation, attempt, state, resolved_at IS NOT NULL AS resolved, body_hash = $5 AS same_body, \
-                    extract(epoch FROM unsure_since)::float8 AS since, extract(epoch FROM unsure_at)::float8 AS at, \
-                    is_old AND mark.at IS NOT NULL AND coalesce(resolved_at <= mark.at, true) AS is_lost \
-               FROM money_call, mark WHERE event_id = $1 AND consumer_group = $2 AND operation = $3 \
-              ORDER BY generation DESC LIMIT 1), \
-         lost AS (SELECT is_old AND ($14 OR mark.at IS NOT NULL) AS is_lost FROM mark), \
-         inserted AS ( \
-             INSERT INTO money_call (event_id, consumer_group, operation, generation, key, body_hash, state, attempt) \
-             SELECT $1, $2, $3, 0, $4, $5, 'unknown', 1 \
-              WHERE NOT EXISTS (SELECT FROM known) AND NOT (SELECT is_lost FROM lost) \
-             ON CONFLICT DO NOTHING RETURNING 1) \
-         SELECT EXISTS (SELECT FROM inserted), (SELECT is_lost FROM lost), extract(epoch FROM now())::float8, known.* \
-           FROM (SELECT 1) AS always LEFT JOIN known ON true",
-    )
-    .bind(id.event_id)
-    .bind(id.group)
-    .bind(id.operation)
-    .bind(key)
-    .bind(body_hash)
-    .bind(places.origin_time())
-    .bind(key_ttl.as_secs_f64())
-    .bind(places.origin.topic)
-    .bind(places.origin.partition)
-    .bind(places.origin.offset)
-    .bind(places.record.topic)
-    .bind(places.record.partition)
-    .bind(places.record.offset)
-    .bind(places.may_be_forgotten);
-    let mut session = Session::acquire(pool).await?;
-    let row = bounded(query.fetch_one(session.connection())).await;
-    session.end(&row);
-    let (inserted, is_lost, now, generation, attempt, state, resolved, same_body, since, at, known_lost): Row = row?;
-    let (Some(generation), Some(attempt), Some(state)) = (generation, attempt, state) else {
-        return Ok(match (inserted, is_lost) {
-            (true, _) => Begun::First,
-            (false, true) => Begun::Lost,
-            (false, false) => Begun::Raced,
-        });
-    };
-    let unsure = since.map(|since| (since, at));
-    let age = |then: f64| Duration::try_from_secs_f64(now - then).unwrap_or_default();
-    let known = Known {
-        generation: generation.unsigned_abs(),
-        attempt: attempt.unsigned_abs(),
-        state: State::parse(&state),
-        resolved: resolved == Some(true),
-        same_body: same_body == Some(true),
-        unsure: unsure.map(|(first, last)| Unsure { first: age(first), last: last.map(age) }),
-        is_lost: known_lost == Some(true),
-    };
-    Ok(Begun::Found(Found { known, unsure }))
 }
 
 /// Records a call as unknown whose requests the database may have lost, so that a person finds it: since
@@ -163,7 +59,7 @@ pub(crate) async fn note_lost(
     generation: u32,
     key: &str,
     body_hash: &[u8],
-    places: &Places<'_>,
+    places: &Places,
 ) -> Result<(), sqlx::Error> {
     let query = sqlx::query(
         "INSERT INTO money_call AS row (event_id, consumer_group, operation, generation, key, body_hash, state, attempt, \
@@ -236,7 +132,7 @@ async fn execute(pool: &PgPool, query: Query<'_, Postgres, PgArguments>) -> Resu
 }
 
 /// What an answer leaves behind.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Settlement {
     pub generation: u32,
     /// The request that was answered.
@@ -246,6 +142,12 @@ pub(crate) struct Settlement {
     pub doubt: Doubt,
     /// What was in doubt before the request.
     pub unsure_before: Option<(f64, Option<f64>)>,
+}
+
+impl Settlement {
+    fn status(&self) -> Option<i16> {
+        self.status.and_then(|status| i16::try_from(status).ok())
+    }
 }
 
 /// Settles a request. Only "applied" holds when a later request has been made: it is true for all
@@ -264,43 +166,12 @@ pub(crate) async fn settle(pool: &PgPool, id: &CallId<'_>, settled: &Settlement)
     .bind(as_count(settled.generation))
     .bind(as_count(settled.attempt))
     .bind(settled.state.as_str())
-    .bind(settled.status.and_then(|status| i16::try_from(status).ok()))
+    .bind(settled.status())
     .bind(settled.doubt == Doubt::Before)
     .bind(settled.unsure_before.map(|(since, _)| since))
     .bind(settled.doubt != Doubt::Request)
     .bind(settled.unsure_before.and_then(|(_, at)| at));
     Ok(execute(pool, query).await? == 1)
-}
-
-/// Notes, in the event's own transaction, that its effects belong to these calls, in the states that the
-/// handler saw. `false`: one is not in its state any more. Nothing is noted after the handler has ended that
-/// transaction, which is found out later.
-///
-/// What the handler set in it, a role or another `search_path`, is undone first: the calls have to be found.
-pub(crate) async fn record(
-    tx: &mut PgConnection,
-    transaction: TransactionId,
-    event_id: Uuid,
-    group: &str,
-    seen: &[(String, State)],
-) -> Result<bool, sqlx::Error> {
-    event_session::undo_names(tx).await?;
-    let query = sqlx::query_scalar(
-        "WITH noted AS ( \
-             UPDATE money_call AS row SET recorded_at = coalesce(row.recorded_at, now()) \
-               FROM unnest($3::text[], $4::text[]) AS seen(operation, state) \
-              WHERE row.event_id = $1 AND row.consumer_group = $2 AND row.operation = seen.operation \
-                AND row.state = seen.state AND pg_current_xact_id_if_assigned()::text::bigint = $5 \
-              RETURNING 1) \
-         SELECT (SELECT count(*) FROM noted) >= cardinality($3) \
-             OR pg_current_xact_id_if_assigned()::text::bigint IS DISTINCT FROM $5",
-    )
-    .bind(event_id)
-    .bind(group)
-    .bind(seen.iter().map(|(operation, _)| operation.as_str()).collect::<Vec<_>>())
-    .bind(seen.iter().map(|(_, state)| state.as_str()).collect::<Vec<_>>())
-    .bind(transaction.get());
-    query.fetch_one(tx).await
 }
 
 /// Registers the calls of a handler. Returns the group that has their name already, if another does.

@@ -67,6 +67,13 @@ pub(crate) async fn compare_and_set(
     Ok(rows.into_iter().map(|(topic, number)| Partition { topic: topic.into(), number }).collect())
 }
 
+/// Which run of the server a connection leads to.
+pub(crate) async fn server(connection: &mut PgConnection) -> Result<Server, sqlx::Error> {
+    let server: String =
+        sqlx::query_scalar("SELECT extract(epoch FROM pg_postmaster_start_time())::text").fetch_one(connection).await?;
+    Ok(server.into())
+}
+
 /// All rows of a group, and the server run that says so.
 pub(crate) async fn read(
     connection: &mut PgConnection,

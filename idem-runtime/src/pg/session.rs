@@ -21,14 +21,12 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Progress, maintenance and, later, the relay.
 const SERVICE_CONNECTIONS: u32 = 4;
-/// One connection writes intents and answers for so many handlers that wait for a provider, at most
-/// so many connections; they are opened by the first money call.
-const HANDLERS_PER_MONEY_CONNECTION: u32 = 8;
-const MONEY_CONNECTIONS: u32 = 16;
+/// One writes the intents of money calls; the others what becomes of calls whose event does not tell.
+const MONEY_CONNECTIONS: u32 = 4;
 
 /// Handlers use one pool; progress and maintenance a second, small one, so that handlers that hold
-/// every connection can't stop the group from recording where it is. Intents of money calls have one
-/// of their own: there may be thousands a second.
+/// every connection can't stop the group from recording where it is. Money calls have one of their own: there may be
+/// thousands a second.
 #[derive(Clone)]
 pub(crate) struct Pools {
     pub handlers: Arc<EventSessions>,
@@ -75,12 +73,11 @@ impl Pools {
         // What a handler writes behind a ROLLBACK of its own would be outside of any transaction of the
         // library's, and stay. Only those say READ WRITE.
         let handlers = options.clone().options([("default_transaction_read_only", "on")]);
-        let money = size.div_ceil(HANDLERS_PER_MONEY_CONNECTION).clamp(2, MONEY_CONNECTIONS);
         let service = pool(options.clone(), SERVICE_CONNECTIONS);
         Self {
             handlers: Arc::new(EventSessions::new(pool(handlers, size), service.clone())),
             service,
-            money: pool(options, money),
+            money: pool(options, MONEY_CONNECTIONS),
         }
     }
 }

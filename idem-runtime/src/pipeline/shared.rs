@@ -145,6 +145,9 @@ async fn attempt(group: &GroupContext, server: &str, run: &mut Run<'_>, stop: &S
         Ok(session) => session,
         Err(error) => return Attempt::Again(Failure::new(error)),
     };
+    if session.server() != server {
+        return Attempt::Again(another_server(group));
+    }
     let batch = tracing::info_span!(
         "shared",
         handler = run.handler.spec.name,
@@ -152,7 +155,7 @@ async fn attempt(group: &GroupContext, server: &str, run: &mut Run<'_>, stop: &S
         offset = run.first().map(|record| record.offset)
     );
     let (attempt, connection) =
-        transaction(group, server, run.handler, &run.events, decoded, &mut session, stop).instrument(batch).await;
+        transaction(group, run.handler, &run.events, decoded, &mut session, stop).instrument(batch).await;
     match (attempt, connection) {
         (attempt, Connection::Usable) => {
             session.release();
@@ -165,7 +168,6 @@ async fn attempt(group: &GroupContext, server: &str, run: &mut Run<'_>, stop: &S
 /// begin → dedup insert of all, and the guard → handler → check → commit
 async fn transaction(
     group: &GroupContext,
-    server: &str,
     handler: &Handler,
     events: &[Event],
     decoded: Box<dyn Decoded>,
@@ -183,9 +185,6 @@ async fn transaction(
     ids.sort_unstable();
     ids.dedup();
     let inserted = match bounded(dedup_many::insert(&mut tx, &ids, &group.name)).await {
-        Ok(inserted) if inserted.server != server => {
-            return (Attempt::Again(another_server(group)), rolled_back(tx).await);
-        }
         Ok(inserted) => inserted,
         Err(error) => {
             if dedup::is_missing_partition(&error) {

@@ -125,15 +125,28 @@ async fn an_answer_that_could_not_be_recorded_is_asked_for_again() {
     let run = desk.run();
     desk.bill(Plan::Charge).await;
     desk.until_effects(1).await;
-    proxy.arm(Fault::CutBefore, "UPDATE money_call SET state = $6", 1);
-    let id = desk.bill(Plan::Charge).await;
+
+    // The event's transaction settles the answer, and the attempt does if that is lost: nothing is sent again.
+    proxy.arm(Fault::CutBefore, "EXECUTE idem_record_call", 1);
+    desk.bill(Plan::Charge).await;
     desk.until_effects(2).await;
-    run.stop().await.unwrap();
     assert_eq!(proxy.count(Fault::CutBefore), 1);
-    assert_eq!(desk.keys()[1..], [id.to_string(), id.to_string()]);
-    assert_eq!(desk.charges(), 2);
-    assert!(desk.rows().await.iter().all(|row| row.state == "applied" && row.recorded));
+    assert_eq!(desk.keys().len(), 2);
     assert_eq!(desk.env.kafka.read_all("unsettled.retry.1s").await, [], "an outage costs no attempt");
+
+    // If that is lost as well, the same key leaves once more.
+    proxy.arm(Fault::CutBefore, "UPDATE money_call SET state = $6", 2);
+    let id = desk.bill(Plan::Violate).await;
+    assert_eq!(desk.until_letters(1).await, "permanent");
+    eventually(LIMIT, "both tries", async || proxy.count(Fault::CutBefore) == 3).await;
+    assert_eq!(desk.rows().await[2].state, "unknown");
+    sqlx::query("DELETE FROM taken").execute(&desk.env.pool).await.unwrap();
+    desk.replay().await;
+    desk.until_effects(3).await;
+    run.stop().await.unwrap();
+    assert_eq!(desk.keys()[2..], [id.to_string(), id.to_string()]);
+    assert_eq!(desk.charges(), 3);
+    assert!(desk.rows().await.iter().all(|row| row.state == "applied" && row.recorded));
 }
 
 #[tokio::test(flavor = "multi_thread")]
