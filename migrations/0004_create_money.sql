@@ -29,7 +29,7 @@ CREATE TABLE money_call (
     resolved_at    timestamptz,
     resolved_note  text,
     PRIMARY KEY (event_id, consumer_group, operation, generation)
-    -- Each row is updated twice, soon after; room on its page spares the index.
+    -- Each row is updated soon after; room on its page spares the index.
 ) WITH (fillfactor = 70);
 
 -- Whose calls on a topic have which name. Two groups with one name would send the same keys.

@@ -249,13 +249,17 @@ async fn attempt(group: &GroupContext, claim: Claim<'_>, handler: &Handler, deli
         return Outcome::Infrastructure(another_server(group));
     }
     let id = event.id.uuid();
-    let ended = transaction(group, claim, handler, event, delivered, &mut session).instrument(span).await;
-    match ended {
+    let mut calls = None;
+    let ended = transaction(group, claim, handler, event, delivered, &mut session, &mut calls).instrument(span).await;
+    let outcome = match ended {
         (outcome, Connection::Usable) => {
             session.release();
             outcome
         }
-        (outcome, Connection::Unknown) => outcome,
+        (outcome, Connection::Unknown) => {
+            drop(session);
+            outcome
+        }
         (outcome, Connection::Interrupted(transaction)) => {
             drop(session);
             let group_name = Arc::clone(&group.name);
@@ -269,6 +273,22 @@ async fn attempt(group: &GroupContext, claim: Claim<'_>, handler: &Handler, deli
                 Err(error) => infrastructure(error),
             }
         }
+    };
+    match calls {
+        Some(calls) => with_settled(&calls, outcome).await,
+        None => outcome,
+    }
+}
+
+/// What is certain of money calls outlives a transaction that failed: the event waits until it is recorded.
+async fn with_settled(calls: &money::Running, outcome: Outcome) -> Outcome {
+    if let Outcome::Done = outcome {
+        calls.noted();
+        return outcome;
+    }
+    match (calls.settle().await, outcome) {
+        (Err(error), outcome) if !matches!(outcome, Outcome::TransactionEnded) => infrastructure(error),
+        (_, outcome) => outcome,
     }
 }
 
@@ -295,6 +315,7 @@ async fn transaction(
     event: DecodedEvent,
     delivered: Delivered<'_>,
     session: &mut EventSession<'_>,
+    calls: &mut Option<money::Running>,
 ) -> (Outcome, Connection) {
     // begin, dedup insert
     let mut tx = session.tx();
@@ -316,12 +337,11 @@ async fn transaction(
         }
     };
 
-    let money = money_calls(group, handler, event.id, delivered, horizon);
-    let params = ParamSource { states: &group.states, delivered, money: money.as_ref() };
+    *calls = money_calls(group, handler, event.id, delivered, horizon);
+    let params = ParamSource { states: &group.states, delivered, money: calls.as_ref() };
     let ended = handled(group, claim, handler, event.event, params, tx, transaction_id).await;
-    if let (Some(calls), false) = (&money, matches!(ended.0, Outcome::Done)) {
-        // What is certain of them outlives the transaction.
-        calls.settle().await;
+    if let Some(calls) = calls {
+        calls.end();
     }
     ended
 }
@@ -360,11 +380,11 @@ async fn handled(
     }
 
     // check, commit
-    let calls = money.map(|money| money.statements()).unwrap_or_default();
     let sessions = &group.pools.handlers;
-    let prepare = sessions.are_statements_removed();
-    match bounded(commit(&mut tx, transaction_id, owner, &calls, prepare)).await {
-        Ok(Commit::Done) => (Outcome::Done, if prepare { Connection::Unknown } else { Connection::Usable }),
+    let is_prepared = !sessions.are_statements_removed();
+    let calls = money.map(|money| money.statements(is_prepared)).unwrap_or_default();
+    match bounded(commit(&mut tx, transaction_id, owner, &calls, is_prepared)).await {
+        Ok(Commit::Done) => (Outcome::Done, if is_prepared { Connection::Usable } else { Connection::Unknown }),
         Ok(Commit::Ended) => (Outcome::TransactionEnded, Connection::Unknown),
         Ok(Commit::NotOwner) => (replaced(group), rolled_back(tx).await),
         // The event is handled again, by what is recorded now.
@@ -374,7 +394,7 @@ async fn handled(
         }
         // A deferred constraint of the user's tables, with the class of its SQLSTATE.
         Ok(Commit::Failed(error)) => {
-            let connection = Connection::after_commit(&error);
+            let connection = if is_prepared { Connection::after_commit(&error) } else { Connection::Unknown };
             (HandlerError::from(error).into(), connection)
         }
         Err(sqlx::Error::Database(error)) if is_of_a_removed_statement(&*error) => {

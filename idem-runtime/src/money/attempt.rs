@@ -166,34 +166,48 @@ impl Attempt {
         let attempt = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep(SETTLE_AFTER).await;
-            attempt.settle().await;
+            // The attempt itself tries again, where its event fails.
+            let _ = attempt.settle().await;
         });
     }
 
-    /// Settles what the event's transaction did not settle. What fails is only asked for again, with the same key.
-    pub(crate) async fn settle(&self) {
+    /// Notes that the event's transaction is committed, and with it what its calls came to.
+    pub(crate) fn noted(&self) {
+        for ended in self.lock().by_name.values_mut() {
+            if let Ended::Settled(certain) = ended {
+                certain.settlement = None;
+            }
+        }
+    }
+
+    /// Settles what the event's transaction did not settle.
+    ///
+    /// # Errors
+    /// The database's. What is not settled is asked for again, with the same key.
+    pub(crate) async fn settle(&self) -> Result<(), sqlx::Error> {
         for (name, certain) in self.certain() {
             let Some(settlement) = certain.settlement else { continue };
             let id = CallId { event_id: self.event.id.uuid(), group: &self.event.group, operation: &name };
-            match rows::settle(&self.provider.pool, &id, &settlement).await {
-                Ok(is_settled) => {
-                    if !is_settled && certain.state == State::Applied {
-                        let key = money_key::key(id.event_id, id.group, id.operation, certain.generation);
-                        tracing::error!(
-                            key,
-                            "a money call was carried out after it had been resolved otherwise: look at it at the provider"
-                        );
-                    }
-                    if let Some(Ended::Settled(certain)) = self.lock().by_name.get_mut(&name) {
-                        certain.settlement = None;
-                    }
-                }
-                Err(error) => tracing::warn!(
-                    %error,
-                    "the answer to a money call could not be recorded; it will be asked for again"
-                ),
+            let is_settled = rows::settle(&self.provider.pool, &id, &settlement).await.inspect_err(|error| {
+                tracing::warn!(%error, "the answer to a money call could not be recorded; it will be asked for again");
+            })?;
+            if !is_settled && certain.state == State::Applied {
+                let key = money_key::key(id.event_id, id.group, id.operation, certain.generation);
+                tracing::error!(
+                    key,
+                    "a money call was carried out after it had been resolved otherwise: look at it at the provider"
+                );
+            }
+            if let Some(Ended::Settled(certain)) = self.lock().by_name.get_mut(&name) {
+                certain.settlement = None;
             }
         }
+        Ok(())
+    }
+
+    /// The handler has returned: no call is made after this.
+    pub(crate) fn end(&self) {
+        self.lock().over = true;
     }
 
     /// The failure of a handler that returned `Ok` although a call of its has to be asked for again.
@@ -216,12 +230,12 @@ impl Attempt {
 
     /// The statements that note in the event's transaction that its effects belong to the calls of this attempt, and
     /// settle them; none if there are none.
-    pub(crate) fn statements(&self) -> String {
+    pub(crate) fn statements(&self, is_prepared: bool) -> String {
         let certain = self.certain();
         if certain.is_empty() {
             return String::new();
         }
-        record::statements(self.event.id.uuid(), &self.event.group, &certain)
+        record::statements(self.event.id.uuid(), &self.event.group, &certain, is_prepared)
     }
 
     fn certain(&self) -> Vec<(String, Certain)> {

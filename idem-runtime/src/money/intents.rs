@@ -1,11 +1,13 @@
-//! The intents of all calls of a process, written together by one task.
+//! The intents of all calls of a process, written together.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::PgPool;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot};
 
 use crate::pg::money::begin::{Asked, Begun, begin};
+use crate::pg::session::INTENT_CONNECTIONS;
 
 /// Most intents in one commit.
 const MOST: usize = 64;
@@ -20,15 +22,20 @@ struct Waiting {
 }
 
 impl Intents {
-    /// Starts the task. It ends with this.
-    pub(super) fn start(pool: PgPool, key_ttl: Duration) -> Self {
-        let (sender, mut receiver) = mpsc::channel(MOST);
-        tokio::spawn(async move {
-            let mut waiting = Vec::with_capacity(MOST);
-            while receiver.recv_many(&mut waiting, MOST).await > 0 {
-                write(&pool, waiting.drain(..).collect(), key_ttl).await;
-            }
-        });
+    /// Starts the tasks, one per connection, so that one that got no answer does not hold up all. They end with
+    /// this.
+    pub(super) fn start(pool: &PgPool, key_ttl: Duration) -> Self {
+        let (sender, receiver) = mpsc::channel(MOST);
+        let receiver = Arc::new(Mutex::new(receiver));
+        for _ in 0..INTENT_CONNECTIONS {
+            let (pool, receiver) = (pool.clone(), Arc::clone(&receiver));
+            tokio::spawn(async move {
+                let mut waiting = Vec::new();
+                while receiver.lock().await.recv_many(&mut waiting, MOST).await > 0 {
+                    write(&pool, std::mem::take(&mut waiting), key_ttl).await;
+                }
+            });
+        }
         Self(sender)
     }
 
@@ -46,22 +53,41 @@ impl Intents {
     }
 }
 
-/// Writes intents and answers. Together they can only fail together, so then each is written alone, for
-/// its own error; and so are two of one call, which only a member that was replaced and its successor make.
+/// Writes intents and answers. Together they can only fail together, so where it is one's fault each is written
+/// alone; and so are two of one call: a handler may have given up one that still waits here.
 async fn write(pool: &PgPool, mut waiting: Vec<Waiting>, key_ttl: Duration) {
+    waiting.retain(|waiting| !waiting.answer.is_closed());
     waiting.sort_by(|one, other| one.asked.id().cmp(&other.asked.id()));
     if waiting.is_sorted_by(|one, next| one.asked.id() < next.asked.id()) {
         let asked: Vec<&Asked> = waiting.iter().map(|waiting| &waiting.asked).collect();
-        if let Ok(begun) = begin(pool, &asked, key_ttl).await {
-            for (waiting, begun) in waiting.into_iter().zip(begun) {
-                // Who asked may have gone.
-                let _ = waiting.answer.send(Ok(begun));
+        match begin(pool, &asked, key_ttl).await {
+            Ok(begun) => {
+                for (waiting, begun) in waiting.into_iter().zip(begun) {
+                    // Who asked may have gone.
+                    let _ = waiting.answer.send(Ok(begun));
+                }
+                return;
             }
-            return;
+            Err(sqlx::Error::Database(_)) if waiting.len() > 1 => {}
+            Err(error) => {
+                if let [_] = &*waiting {
+                    if let Some(waiting) = waiting.pop() {
+                        let _ = waiting.answer.send(Err(error));
+                    }
+                    return;
+                }
+                let text = format!("the intent of a money call could not be written: {error}");
+                for waiting in waiting {
+                    let _ = waiting.answer.send(Err(sqlx::Error::Protocol(text.clone())));
+                }
+                return;
+            }
         }
     }
     for Waiting { asked, answer } in waiting {
-        let begun = begin(pool, &[&asked], key_ttl).await;
-        let _ = answer.send(begun.and_then(|begun| begun.into_iter().next().ok_or(sqlx::Error::RowNotFound)));
+        if !answer.is_closed() {
+            let begun = begin(pool, &[&asked], key_ttl).await;
+            let _ = answer.send(begun.and_then(|begun| begun.into_iter().next().ok_or(sqlx::Error::RowNotFound)));
+        }
     }
 }

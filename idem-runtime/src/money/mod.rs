@@ -27,6 +27,7 @@ use transport::Transport;
 
 use crate::config::Config;
 use crate::decide::money_key::{self, Format};
+use crate::pg::session::Pools;
 
 /// Calls a payment provider with an idempotency key. A handler with `money = true` takes one:
 ///
@@ -211,11 +212,11 @@ impl Provider {
     ///
     /// # Errors
     /// One sentence that says what this process lacks.
-    pub(crate) fn new(config: &Config, pool: PgPool) -> Result<Self, String> {
+    pub(crate) fn new(config: &Config, pools: &Pools) -> Result<Self, String> {
         Ok(Self {
             transport: Transport::new(config.money_timeout)?,
-            intents: Intents::start(pool.clone(), config.money_key_ttl),
-            pool,
+            intents: Intents::start(&pools.intents, config.money_key_ttl),
+            pool: pools.money.clone(),
             base_url: config.money_base_url.clone(),
             timeout: config.money_timeout,
             key_ttl: config.money_key_ttl,

@@ -70,7 +70,7 @@ pub(crate) fn provider<'a>(
     if !handlers.into_iter().any(|handler| handler.spec.money.is_some()) {
         return Ok(None);
     }
-    let provider = Provider::new(config, pools.money.clone());
+    let provider = Provider::new(config, pools);
     provider.map(|provider| Some(Arc::new(provider))).map_err(|problem| RunError::Setup(Problems(vec![problem])))
 }
 

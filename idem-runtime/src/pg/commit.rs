@@ -23,26 +23,34 @@ pub(crate) enum Commit {
     Failed(sqlx::Error),
 }
 
+macro_rules! check_of {
+    ($id:literal) => {
+        concat!(
+            "SELECT CASE WHEN pg_current_xact_id_if_assigned()::text::bigint = ",
+            $id,
+            " THEN true ELSE current_setting('idem.the_handler_ended_the_transaction')::boolean END"
+        )
+    };
+}
+
 /// What a session prepares, so that the server plans it once. An error keeps the server from the statements
 /// behind it in the same message, so the check fails by one: a setting that there is not.
-pub(super) const PREPARE: &str = "PREPARE idem_check (bigint) AS \
-     SELECT CASE WHEN pg_current_xact_id_if_assigned()::text::bigint = $1 THEN true \
-                 ELSE current_setting('idem.the_handler_ended_the_transaction')::boolean END";
+pub(super) const PREPARE: &str = concat!("PREPARE idem_check (bigint) AS ", check_of!("$1"));
 
 /// [`check`], `notes`, and COMMIT if they go well; in one round trip, but where the order of keys is kept.
 ///
 /// `notes`: statements of the library's own, each with its semicolon, or none. One that finds something else than it
-/// was to note fails by a setting that there is not. `prepare`: the handler removes what the session prepared; it is
-/// prepared once more, and then the connection is of no use to sqlx.
+/// was to note fails by a setting that there is not. `is_prepared`: the session still has what it prepared.
 ///
 /// # Errors
-/// Those of the check, and of the notes; whatever a note's is, it is not the handler's. Nothing is committed.
+/// Those of the check, and of the notes; whatever a note's is, it is not the handler's. Nothing is committed, unless the
+/// connection was lost.
 pub(crate) async fn commit(
     tx: &mut PgConnection,
     id: TransactionId,
     owner: Option<&Owner>,
     notes: &str,
-    prepare: bool,
+    is_prepared: bool,
 ) -> Result<Commit, sqlx::Error> {
     let is_checked = owner.is_some();
     if is_checked {
@@ -52,12 +60,11 @@ pub(crate) async fn commit(
             Check::Whole => {}
         }
     }
-    if prepare {
-        sqlx::raw_sql(AssertSqlSafe(format!("DEALLOCATE ALL; {}", super::event_session::prepared())))
-            .execute(&mut *tx)
-            .await?;
-    }
-    let check = if is_checked { String::new() } else { format!("EXECUTE idem_check ({}); ", id.get()) };
+    let check = match (is_checked, is_prepared) {
+        (true, _) => String::new(),
+        (false, true) => format!("EXECUTE idem_check ({}); ", id.get()),
+        (false, false) => format!(concat!(check_of!("{}"), "; "), id.get()),
+    };
     let before_commit = usize::from(!is_checked) + notes.matches("; ").count();
     let mut answers = sqlx::raw_sql(AssertSqlSafe(format!("{check}{notes}COMMIT"))).fetch_many(tx);
     let mut completed = 0;

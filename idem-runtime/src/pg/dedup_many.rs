@@ -24,7 +24,7 @@ pub(crate) struct InsertedMany {
 /// the same ones wait for each other in one direction, and distinct.
 ///
 /// The horizon is read once, by a function that depends on what was inserted, so after all of it: see
-/// [`dedup::insert`].
+/// [`dedup::begin`].
 ///
 /// Waits, up to `lock_timeout`, for another transaction that holds one of the rows uncommitted.
 /// Never call it inside a savepoint: rolling that back would drop the rows and keep later writes.

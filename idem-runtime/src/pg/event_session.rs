@@ -46,7 +46,7 @@ impl EventSessions {
         &self.pool
     }
 
-    /// Whether what a session prepared has to be prepared again before COMMIT.
+    /// Whether a session may have lost what it prepared, so that it is of no use after the event.
     pub(crate) fn are_statements_removed(&self) -> bool {
         self.are_statements_removed.load(Ordering::Relaxed)
     }
@@ -126,14 +126,10 @@ async fn take_over_transactions(connection: &mut PgConnection) -> Result<(), sql
     Ok(())
 }
 
-/// The statements that prepare what each event needs.
-pub(super) fn prepared() -> String {
-    [dedup::PREPARE, commit::PREPARE, record::PREPARE].join("; ")
-}
-
 /// Prepares what each event needs, and tells which run of the server it is.
 async fn prepare(connection: &mut PgConnection) -> Result<Server, sqlx::Error> {
-    sqlx::raw_sql(AssertSqlSafe(prepared())).execute(&mut *connection).await?;
+    let statements = [dedup::PREPARE, commit::PREPARE, record::PREPARE].join("; ");
+    sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *connection).await?;
     super::progress::server(connection).await
 }
 
@@ -171,7 +167,8 @@ impl EventSession<'_> {
 
 /// What precedes the statements of an event: the transaction, in which nothing is left of what a former
 /// event's handler SET for the session.
-pub(super) const BEGIN: &str = "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; BEGIN READ WRITE; ";
+pub(super) const BEGIN: &str =
+    "SET SESSION AUTHORIZATION DEFAULT; RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; ";
 
 /// Begins a transaction.
 pub(crate) async fn begin(tx: &mut PgConnection) -> Result<(), sqlx::Error> {

@@ -21,17 +21,20 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Progress, maintenance and, later, the relay.
 const SERVICE_CONNECTIONS: u32 = 4;
-/// One writes the intents of money calls; the others what becomes of calls whose event does not tell.
+/// For intents of money calls, which nothing else may hold up.
+pub(crate) const INTENT_CONNECTIONS: u32 = 2;
+/// For what becomes of money calls whose event does not tell.
 const MONEY_CONNECTIONS: u32 = 4;
 
 /// Handlers use one pool; progress and maintenance a second, small one, so that handlers that hold
-/// every connection can't stop the group from recording where it is. Money calls have one of their own: there may be
+/// every connection can't stop the group from recording where it is. Money calls have two of their own: there may be
 /// thousands a second.
 #[derive(Clone)]
 pub(crate) struct Pools {
     pub handlers: Arc<EventSessions>,
     pub service: PgPool,
     pub money: PgPool,
+    pub intents: PgPool,
 }
 
 impl Pools {
@@ -77,7 +80,8 @@ impl Pools {
         Self {
             handlers: Arc::new(EventSessions::new(pool(handlers, size), service.clone())),
             service,
-            money: pool(options, MONEY_CONNECTIONS),
+            money: pool(options.clone(), MONEY_CONNECTIONS),
+            intents: pool(options, INTENT_CONNECTIONS),
         }
     }
 }

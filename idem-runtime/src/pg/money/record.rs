@@ -26,15 +26,22 @@ pub(in crate::pg) const PREPARE: &str = "PREPARE idem_record_call \
                 unsure_since = CASE WHEN state <> $6 AND $8 THEN to_timestamp($9) ELSE unsure_since END, \
                 unsure_at = CASE WHEN state <> $6 AND $10 THEN to_timestamp($11) ELSE unsure_at END \
           WHERE event_id = $1 AND consumer_group = $2 AND operation = $3 AND generation = $4 \
-            AND (state = $6 OR (resolved_at IS NULL AND ($6 = 'applied' AND $5 > 0 OR attempt = $5 AND state = 'unknown'))) \
+            AND (state = $6 OR (resolved_at IS NULL AND $5 > 0 \
+                                AND ($6 = 'applied' OR (attempt = $5 AND state = 'unknown')))) \
          RETURNING 1) \
      SELECT CASE WHEN EXISTS (SELECT FROM noted) THEN true \
                  ELSE current_setting('idem.a_money_call_was_resolved_otherwise')::boolean END";
 
 /// The statements that note these calls. What the handler set, a role or another `search_path`, is undone first: the
-/// calls have to be found.
-pub(crate) fn statements(event_id: Uuid, group: &str, calls: &[(String, Certain)]) -> String {
+/// calls have to be found. `is_prepared`: the session still has what it prepared; else all of it is prepared again,
+/// and then sqlx does not know what there is.
+pub(crate) fn statements(event_id: Uuid, group: &str, calls: &[(String, Certain)], is_prepared: bool) -> String {
     let mut text = "RESET ROLE; RESET search_path; ".to_owned();
+    if !is_prepared {
+        text.push_str("DEALLOCATE ALL; ");
+        text.push_str(PREPARE);
+        text.push_str("; ");
+    }
     for (operation, certain) in calls {
         let seconds = |at: Option<f64>| at.map_or("NULL".to_owned(), |at| format!("'{at}'"));
         let settled = certain.settlement.as_ref();
