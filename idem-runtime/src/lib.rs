@@ -33,11 +33,13 @@ pub mod ops;
 mod parking;
 mod pg;
 mod pipeline;
+mod probe;
 mod registry;
 mod run;
 mod spec;
 mod stop;
 #[cfg(feature = "testing")]
+#[doc = include_str!("testing.md")]
 pub mod testing;
 mod turns;
 

@@ -45,6 +45,7 @@ use crate::parking::Parking;
 use crate::pg::dedup::{self, Check, Commit, Inserted, TransactionId};
 use crate::pg::event_session::{self, EventSession};
 use crate::pg::session::{bounded, on_service};
+use crate::probe::{self, CrashPoint};
 use crate::run::RunError;
 use crate::stop::Stop;
 
@@ -184,6 +185,7 @@ async fn wait_in_place(
     let Record { topic, partition, offset, .. } = record;
     let place = format!("group {}: {topic}/{partition} waits at offset {offset}: {reason}", group.name);
     group.health.set(waiting(group, record), place);
+    probe::settled(probe::WAITS);
     stop.sleep(backoff.next().unwrap_or(LONGEST_PAUSE)).await
 }
 
@@ -317,6 +319,7 @@ async fn transaction(
     };
 
     // handler
+    probe::at(CrashPoint::BeforeHandler).await;
     let money = money_calls(group, handler, event.id, delivered, horizon);
     let params = ParamSource { states: &group.states, delivered, money: money.as_ref() };
     let call = AssertUnwindSafe((handler.call)(&mut tx, event.event, params)).catch_unwind();
@@ -341,6 +344,7 @@ async fn transaction(
     }
 
     // check, commit
+    probe::at(CrashPoint::BeforeCommit).await;
     let committed = async {
         if let Some(calls) = &money {
             calls.record(&mut tx, transaction_id).await?;
@@ -348,7 +352,10 @@ async fn transaction(
         dedup::commit(&mut tx, transaction_id, owner).await
     };
     match bounded(committed).await {
-        Ok(Commit::Done) => (Outcome::Done, Connection::Usable),
+        Ok(Commit::Done) => {
+            probe::at(CrashPoint::AfterCommit).await;
+            (Outcome::Done, Connection::Usable)
+        }
         Ok(Commit::Ended) => (Outcome::TransactionEnded, Connection::Unknown),
         Ok(Commit::NotOwner) => (replaced(group), rolled_back(tx).await),
         // A deferred constraint of the user's tables, with the class of its SQLSTATE.
@@ -481,6 +488,7 @@ fn report(group: &GroupContext, record: &Record, handler: &str, outcome: &Outcom
         tracing::warn!(group = &*group.name, handler, topic, partition, offset, error, next = settled, "event failed");
     }
     if moved {
+        probe::settled(settled);
         metrics::counter!("idem_events_total", "handler" => handler.to_owned(), "outcome" => settled).increment(1);
         tracing::debug!(target: "idem::settled", handler, outcome = settled, topic, partition, offset);
     }

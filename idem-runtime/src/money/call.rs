@@ -12,6 +12,7 @@ use crate::clock;
 use crate::decide::money::{self, Answer, Before, Doubt, Meaning, State, Verdict};
 use crate::decide::{money_key, retry};
 use crate::pg::money::{self as rows, Begun, CallId, Settlement};
+use crate::probe::{self, CrashPoint};
 
 /// How often an intent is begun when somebody else writes at the same moment.
 const RACES: u32 = 5;
@@ -62,6 +63,7 @@ async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Resul
         return Ok((Ok(Charge::AlreadyProcessed), Some(State::Applied)));
     };
     let answered = answered(attempt, prepared, &intent, timeout).await;
+    probe::at(CrashPoint::AfterMoneyCall).await;
     let answer = match &answered {
         Ok(response) => Answer::Status(response.status),
         Err((answer, _)) => *answer,
