@@ -216,7 +216,9 @@ impl<'h> HandlerTest<'h> {
             Ok(config) => {
                 problems.extend(money::start::problems(&config, &handlers));
                 if problems.is_empty() {
-                    let process = Process::start(config, self.states.clone(), handlers).await?;
+                    let ready = self.bench.ready().get(group).copied();
+                    let process = Process::start(config, self.states.clone(), handlers, ready).await?;
+                    self.bench.ready().insert(group, process.group.lineage);
                     self.bench.topics.create(&process.group)?;
                     return Ok(process);
                 }

@@ -6,11 +6,13 @@ mod idempotent;
 mod process;
 mod topics;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 pub use self::handler::{Delivered, End, HandlerTest};
 pub use self::idempotent::Idempotence;
@@ -50,6 +52,8 @@ pub struct Harness {
     provider: Provider,
     /// The records of the test with their times. One of the same content is the same record, delivered again.
     log: Mutex<Vec<(Published, u64)>>,
+    /// The groups that the database is ready for, and its lineage.
+    ready: Mutex<BTreeMap<&'static str, Uuid>>,
     /// How far the clock is ahead, milliseconds.
     ahead: AtomicU64,
 }
@@ -74,6 +78,7 @@ impl Harness {
             topics: Topics::start()?,
             provider: Provider::start().await?,
             log: Mutex::default(),
+            ready: Mutex::default(),
             ahead: AtomicU64::default(),
         })
     }
@@ -133,6 +138,10 @@ impl Harness {
             payload: Some(payload),
             headers: (!headers.is_empty()).then(|| headers::from_raw(&headers)),
         }
+    }
+
+    fn ready(&self) -> MutexGuard<'_, BTreeMap<&'static str, Uuid>> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ahead_millis(&self) -> u64 {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 use super::database::refused;
 use crate::config::Config;
@@ -49,21 +50,31 @@ pub(super) enum Ended {
 }
 
 impl Process {
-    /// What `run()` does before it consumes. `handlers` are all of one group.
-    pub(super) async fn start(config: Config, states: States, handlers: Vec<Handler>) -> Result<Self, TestingError> {
+    /// What `run()` does before it consumes. `handlers` are all of one group. `lineage`: what the database
+    /// was found to be; else it is made ready first.
+    pub(super) async fn start(
+        config: Config,
+        states: States,
+        handlers: Vec<Handler>,
+        lineage: Option<Uuid>,
+    ) -> Result<Self, TestingError> {
         let (_stopper, stop) = stop::channel();
         let running = Running { config: Arc::new(config), states: Arc::new(states), health: Health::default(), stop };
         let config = Arc::clone(&running.config);
         let longest = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
         let pools = Pools::new(&config.database, &config.client_id, config.pool_size, longest);
-        let lineage = match tokio::time::timeout(START, running.database(&pools, &handlers)).await {
-            Ok(lineage) => lineage.map_err(TestingError::Run)?,
-            Err(_elapsed) => None,
+        let lineage = match lineage {
+            Some(lineage) => lineage,
+            None => match tokio::time::timeout(START, running.database(&pools, &handlers)).await {
+                Ok(Ok(Some(lineage))) => lineage,
+                Ok(Err(error)) => return Err(TestingError::Run(error)),
+                Ok(Ok(None)) | Err(_) => return Err(TestingError::Stuck(running.health.reasons())),
+            },
         };
-        let Some(lineage) = lineage else { return Err(TestingError::Stuck(running.health.reasons())) };
         let (failures, failed) = mpsc::unbounded_channel();
         let groups = running.assemble(handlers, &pools, lineage, failures).map_err(TestingError::Run)?.groups;
-        let group = groups.into_iter().next().ok_or_else(|| TestingError::NoHandler(String::new()))?;
+        let group =
+            groups.into_iter().next().ok_or_else(|| TestingError::NoHandler("no handler is linked".to_owned()))?;
         Ok(Self { config, group, failed })
     }
 

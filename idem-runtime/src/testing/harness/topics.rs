@@ -47,6 +47,9 @@ impl Topics {
         let mut last = None;
         for (Partition { topic, .. }, range) in ends {
             let from = self.lock().insert(topic.to_string(), range.end).unwrap_or(0);
+            if from == range.end {
+                continue;
+            }
             let mut records = observer.read(&topic, BTreeMap::from([(0, from..range.end)]));
             while let Some(record) = records.recv().await {
                 last = record.map_err(failed)?.or(last);
