@@ -21,6 +21,9 @@ mod error;
 mod event;
 #[doc = include_str!("failures.md")]
 pub mod failures {}
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod handler;
 mod health;
