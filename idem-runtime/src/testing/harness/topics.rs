@@ -1,7 +1,8 @@
 //! The group's own topics on the broker of a harness.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::collections::btree_map::Entry;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::config::Config;
 use crate::group::GroupContext;
@@ -30,9 +31,9 @@ impl Topics {
     pub(super) fn create(&self, group: &GroupContext) -> Result<(), TestingError> {
         let mut read_to = self.lock();
         for topic in own_topics(group) {
-            if !read_to.contains_key(&topic) {
-                self.broker.create_topic(&topic, 1)?;
-                read_to.insert(topic, 0);
+            if let Entry::Vacant(new) = read_to.entry(topic) {
+                self.broker.create_topic(new.key(), 1)?;
+                new.insert(0);
             }
         }
         Ok(())
@@ -58,8 +59,8 @@ impl Topics {
         Ok(last)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, i64>> {
-        self.read_to.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, i64>> {
+        self.read_to.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
