@@ -21,6 +21,7 @@ use crate::kafka::queue::{self, Queued, Share};
 use crate::parking::{Parking, key_hash};
 use crate::pg::progress::Server;
 use crate::pipeline::{self, Claim, Settled};
+use crate::probe;
 use crate::stop::{self, Stop, StopHandle};
 
 /// Records between the poll thread and the lane; how many bytes is decided in `decide/memory.rs`.
@@ -74,14 +75,14 @@ impl Lane {
             brake: Arc::clone(&brake),
         };
         let at_end = Arc::clone(&ended);
-        let task = tokio::spawn(async move {
+        let task = tokio::spawn(probe::inherit(async move {
             if shares {
                 shared::run(&group, &server, receiver, ledger, &stop).await;
             } else {
                 run(&group, &server, parking.as_ref(), receiver, ledger, &stop).await;
             }
             at_end.store(true, Ordering::Release);
-        });
+        }));
         (Self { watermark, queued: Arc::clone(sender.share()), brake, stop: handle, ended, task }, sender)
     }
 

@@ -21,6 +21,9 @@ mod error;
 mod event;
 #[doc = include_str!("failures.md")]
 pub mod failures {}
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod handler;
 mod health;
@@ -33,11 +36,13 @@ pub mod ops;
 mod parking;
 mod pg;
 mod pipeline;
+mod probe;
 mod registry;
 mod run;
 mod spec;
 mod stop;
 #[cfg(feature = "testing")]
+#[doc = include_str!("testing.md")]
 pub mod testing;
 mod turns;
 

@@ -47,6 +47,7 @@ use crate::pg::commit::{Commit, commit, is_of_a_removed_statement};
 use crate::pg::dedup::{self, Check, Inserted, TransactionId};
 use crate::pg::event_session::{self, EventSession};
 use crate::pg::session::{bounded, on_service};
+use crate::probe::{self, CrashPoint};
 use crate::run::RunError;
 use crate::stop::Stop;
 
@@ -186,6 +187,7 @@ async fn wait_in_place(
     let Record { topic, partition, offset, .. } = record;
     let place = format!("group {}: {topic}/{partition} waits at offset {offset}: {reason}", group.name);
     group.health.set(waiting(group, record), place);
+    probe::settled(probe::WAITS);
     stop.sleep(backoff.next().unwrap_or(LONGEST_PAUSE)).await
 }
 
@@ -357,6 +359,7 @@ async fn handled(
     transaction_id: TransactionId,
 ) -> (Outcome, Connection) {
     // handler
+    probe::at(CrashPoint::BeforeHandler).await;
     let money = params.money;
     let call = AssertUnwindSafe((handler.call)(&mut tx, event, params)).catch_unwind();
     let interrupted = Connection::Interrupted(transaction_id);
@@ -380,11 +383,15 @@ async fn handled(
     }
 
     // check, commit
+    probe::at(CrashPoint::BeforeCommit).await;
     let sessions = &group.pools.handlers;
     let is_prepared = !sessions.are_statements_removed();
     let calls = money.map(|money| money.statements(is_prepared)).unwrap_or_default();
     match bounded(commit(&mut tx, transaction_id, owner, &calls, is_prepared)).await {
-        Ok(Commit::Done) => (Outcome::Done, if is_prepared { Connection::Usable } else { Connection::Unknown }),
+        Ok(Commit::Done) => {
+            probe::at(CrashPoint::AfterCommit).await;
+            (Outcome::Done, if is_prepared { Connection::Usable } else { Connection::Unknown })
+        }
         Ok(Commit::Ended) => (Outcome::TransactionEnded, Connection::Unknown),
         Ok(Commit::NotOwner) => (replaced(group), rolled_back(tx).await),
         // The event is handled again, by what is recorded now.
@@ -528,6 +535,7 @@ fn report(group: &GroupContext, record: &Record, handler: &str, outcome: &Outcom
         tracing::warn!(group = &*group.name, handler, topic, partition, offset, error, next = settled, "event failed");
     }
     if moved {
+        probe::settled(settled);
         metrics::counter!("idem_events_total", "handler" => handler.to_owned(), "outcome" => settled).increment(1);
         tracing::debug!(target: "idem::settled", handler, outcome = settled, topic, partition, offset);
     }

@@ -184,11 +184,21 @@ impl fmt::Debug for Builder {
 /// Pause before a server that could not be reached at the start is tried again.
 const START_PAUSE: Duration = Duration::from_secs(1);
 
-struct Running {
-    config: Arc<Config>,
-    states: Arc<States>,
-    health: Health,
-    stop: Stop,
+/// One run of the program.
+pub(crate) struct Running {
+    pub config: Arc<Config>,
+    pub states: Arc<States>,
+    pub health: Health,
+    pub stop: Stop,
+}
+
+/// What a run needs before it consumes.
+pub(crate) struct Assembled {
+    pub groups: Vec<Arc<GroupContext>>,
+    producer: Producer,
+    missing_partition: Arc<Notify>,
+    first_positions: FirstPositions,
+    failures: mpsc::UnboundedSender<RunError>,
 }
 
 impl Running {
@@ -197,19 +207,30 @@ impl Running {
         let longest = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
         let pools = Pools::new(&self.config.database, &self.config.client_id, self.config.pool_size, longest);
         let Some(lineage) = self.database(&pools, &handlers).await? else { return Ok(()) };
+        let (failures, failed) = mpsc::unbounded_channel();
+        let assembled = self.assemble(handlers, &pools, lineage, failures)?;
+        self.consume(pools, assembled, failed).await
+    }
 
+    /// What the groups of the process work with. Connects to nothing yet.
+    pub(crate) fn assemble(
+        &self,
+        handlers: Vec<Handler>,
+        pools: &Pools,
+        lineage: Uuid,
+        failures: mpsc::UnboundedSender<RunError>,
+    ) -> Result<Assembled, RunError> {
         let mut by_group: BTreeMap<&'static str, Vec<Handler>> = BTreeMap::new();
         for handler in handlers {
             by_group.entry(handler.spec.group).or_default().push(handler);
         }
         let producer = Producer::new(&self.config).map_err(RunError::Producer)?;
-        let provider = money::start::provider(&self.config, &pools, by_group.values().flatten())?;
+        let provider = money::start::provider(&self.config, pools, by_group.values().flatten())?;
         let permits = Arc::new(Semaphore::new(self.config.pool_size as usize));
         let memory = Memory::new(self.config.queue_memory());
         let prefetch = self.config.prefetch(by_group.len());
         let missing_partition = Arc::new(Notify::new());
         let first_positions = FirstPositions::new();
-        let (failures, mut failed) = mpsc::unbounded_channel();
         let groups: Vec<Arc<GroupContext>> = by_group
             .into_iter()
             .map(|(name, handlers)| {
@@ -250,6 +271,17 @@ impl Running {
                 })
             })
             .collect();
+        Ok(Assembled { groups, producer, missing_partition, first_positions, failures })
+    }
+
+    /// Drives the groups until the run is to end.
+    async fn consume(
+        self,
+        pools: Pools,
+        assembled: Assembled,
+        mut failed: mpsc::UnboundedReceiver<RunError>,
+    ) -> Result<(), RunError> {
+        let Assembled { groups, producer, missing_partition, first_positions, failures } = assembled;
         let Some(existing) = self.topics(&groups).await? else { return Ok(()) };
 
         self.health.clear(&Obstacle::Start);
@@ -293,7 +325,7 @@ impl Running {
 
     /// Waits for the database, brings its schema up to date, and reads its lineage. `None`: asked
     /// to stop.
-    async fn database(&self, pools: &Pools, handlers: &[Handler]) -> Result<Option<Uuid>, RunError> {
+    pub(crate) async fn database(&self, pools: &Pools, handlers: &[Handler]) -> Result<Option<Uuid>, RunError> {
         let groups = handlers.iter().map(|handler| handler.spec.group.to_owned()).collect();
         loop {
             let ready = async {

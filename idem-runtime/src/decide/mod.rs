@@ -24,3 +24,6 @@ pub(crate) mod step;
 pub(crate) mod topics;
 pub(crate) mod turns;
 pub(crate) mod window;
+
+#[cfg(test)]
+mod simulation;

@@ -10,7 +10,7 @@ use crate::decide::circuit::EventKey;
 use crate::handler::RawHeader;
 
 /// A record, detached from the consumer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Record {
     pub topic: Arc<str>,
     pub partition: i32,

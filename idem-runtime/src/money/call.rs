@@ -15,6 +15,7 @@ use crate::decide::{money_key, retry};
 use crate::pg::money::begin::{Asked, Begun};
 use crate::pg::money::record::Certain;
 use crate::pg::money::{self as rows, CallId, Settlement};
+use crate::probe::{self, CrashPoint};
 
 /// How often an intent is begun when somebody else writes at the same moment.
 const RACES: u32 = 5;
@@ -69,6 +70,7 @@ async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Resul
         }
     };
     let answered = answered(attempt, prepared, &intent, timeout).await;
+    probe::at(CrashPoint::AfterMoneyCall).await;
     let answer = match &answered {
         Ok(response) => Answer::Status(response.status),
         Err((answer, _)) => *answer,

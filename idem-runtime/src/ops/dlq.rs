@@ -121,7 +121,7 @@ pub struct Letter {
 }
 
 impl Letter {
-    pub(super) fn of(record: &Record, headers: &[RawHeader]) -> Self {
+    pub(crate) fn of(record: &Record, headers: &[RawHeader]) -> Self {
         let origin = Origin::of_own(headers);
         let replay = origin.as_ref().and_then(|origin| origin.replay);
         Self {

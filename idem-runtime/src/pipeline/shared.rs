@@ -33,6 +33,7 @@ use crate::pg::dedup::{self, Check};
 use crate::pg::dedup_many;
 use crate::pg::event_session::{self, EventSession};
 use crate::pg::session::bounded;
+use crate::probe::{self, CrashPoint};
 use crate::run::RunError;
 use crate::stop::Stop;
 
@@ -208,6 +209,7 @@ async fn transaction(
     }
 
     // handler
+    probe::at(CrashPoint::BeforeHandler).await;
     let called = call(group, handler, events, decoded, &fresh, &mut tx, stop).await;
     let failed = match called {
         Called::Well => None,
@@ -234,9 +236,11 @@ async fn transaction(
         (Err(_), None) => return (Attempt::Failed { at: None }, Connection::Unknown),
     }
 
+    probe::at(CrashPoint::BeforeCommit).await;
     // commit; a deferred constraint of the user's tables fails here, and does not say for which event
     match bounded(event_session::commit(tx.connection)).await {
         Ok(()) => {
+            probe::at(CrashPoint::AfterCommit).await;
             // Others may have failed for one cause; these did not.
             if let (Some(circuit), Some(event)) = (group.circuit(handler.spec.name), events.first()) {
                 let _ = circuit.hold(&event.origin.event_key()).note(Note::Well);
@@ -338,6 +342,7 @@ fn report(group: &GroupContext, run: &Run<'_>, fresh: &[bool]) {
     }
     for (event, fresh) in run.events.iter().zip(fresh) {
         let outcome = if *fresh { "done" } else { "duplicate" };
+        probe::settled(outcome);
         let (topic, partition, offset) = (&*event.record.topic, event.record.partition, event.record.offset);
         tracing::debug!(target: "idem::settled", handler, outcome, topic, partition, offset);
     }

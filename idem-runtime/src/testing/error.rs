@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use crate::probe::CrashPoint;
+use crate::run::RunError;
+
 /// Why a server for tests could not be started, stopped or asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -98,6 +101,26 @@ pub enum TestingError {
         what: String,
         /// Why not.
         source: rdkafka::error::KafkaError,
+    },
+    /// Which handler is meant is not known.
+    #[error("{0}")]
+    NoHandler(String),
+    /// The event is no JSON.
+    #[error("the event is no JSON: {0}")]
+    Event(#[source] serde_json::Error),
+    /// What `run()` would end with.
+    #[error(transparent)]
+    Run(RunError),
+    /// The event waits for something that is away, as it would in production.
+    #[error("the event waits and does not come to an end: {}", if .0.is_empty() { "nobody says why".to_owned() } else { .0.join("; ") })]
+    Stuck(Vec<String>),
+    /// The event ended before the crash.
+    #[error("the event never came to CrashPoint::{point:?}: it ended as {ended}")]
+    NotReached {
+        /// Where the process was to die.
+        point: CrashPoint,
+        /// How the event ended instead.
+        ended: String,
     },
     /// The thread that holds the mock cluster is gone.
     #[error("the mock Kafka cluster is gone")]

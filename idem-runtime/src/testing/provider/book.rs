@@ -8,7 +8,7 @@ use hyper::Response;
 
 use super::{HttpAnswer, ProviderCharge, ProviderFault, ProviderRequest};
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(super) struct Book {
     pub(super) next: VecDeque<ProviderFault>,
     pub(super) always: Option<ProviderFault>,
@@ -24,6 +24,7 @@ pub(super) struct Book {
     in_progress: HashSet<String>,
 }
 
+#[derive(Clone)]
 struct Remembered {
     body: Vec<u8>,
     number: usize,

@@ -44,6 +44,9 @@ pub struct Provider {
     accept: JoinHandle<()>,
 }
 
+/// See [`Provider::save`].
+pub(super) struct Saved(Book);
+
 /// How a request goes wrong.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ProviderFault {
@@ -166,6 +169,15 @@ impl Provider {
     #[must_use]
     pub fn lost_answers(&self) -> u64 {
         self.book().lost_answers
+    }
+
+    /// What it knows and will do, to be put back with [`restore`](Self::restore).
+    pub(super) fn save(&self) -> Saved {
+        Saved(self.book().clone())
+    }
+
+    pub(super) fn restore(&self, saved: &Saved) {
+        *self.book() = saved.0.clone();
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
