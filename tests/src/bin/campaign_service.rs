@@ -53,7 +53,7 @@ async fn orders(tx: &mut Tx<'_>, order: Happened, delivery: Delivery) -> Handler
 }
 
 #[idempotent_handler(
-    topic = "campaign.accounts", group = "billing", concurrency = 8, order = "key"
+    topic = "campaign.accounts", group = "ledger", concurrency = 8, order = "key"
 )]
 async fn accounts(tx: &mut Tx<'_>, change: Happened, delivery: Delivery) -> HandlerResult {
     happen(tx, "accounts", &change, &delivery).await

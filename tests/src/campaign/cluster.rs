@@ -136,7 +136,7 @@ impl Node {
     fn start(&mut self) {
         let log = File::create(self.home.join("broker.log")).expect("a directory of our own is writable");
         let errors = log.try_clone().expect("a file handle to spare");
-        let after = AfterOwner { signals: &[Signal::Continue, Signal::Kill], remove: Some(&self.home) };
+        let after = AfterOwner { signals: &[Signal::Kill], remove: Some(&self.home) };
         let started = Supervised::start("java", after, |command| {
             command.current_dir(&self.home).stdout(log).stderr(errors);
             command.args(java::arguments()).arg("kafka.Kafka").arg(self.home.join("server.properties"));

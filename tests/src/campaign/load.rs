@@ -54,14 +54,14 @@ impl Subject {
             Self::Clicks => &[("clicks", "books")],
             Self::Views => &[("views", "books")],
             Self::Orders => &[("orders", "billing"), ("order-books", "books")],
-            Self::Accounts => &[("accounts", "billing")],
+            Self::Accounts => &[("accounts", "ledger")],
             Self::Payments => &[("payments", "billing")],
         }
     }
 }
 
 /// The groups of the service.
-pub const GROUPS: [&str; 2] = ["billing", "books"];
+pub const GROUPS: [&str; 3] = ["billing", "books", "ledger"];
 
 /// What a handler does besides its effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

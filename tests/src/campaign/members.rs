@@ -112,7 +112,7 @@ impl Members {
     }
 
     /// A process that ended by itself is started again, and complained of.
-    fn restart_what_ended(&mut self) {
+    pub fn restart_what_ended(&mut self) {
         for at in 0..self.running.len() {
             if let Some(status) = self.running[at].ended() {
                 let said = last_words(&self.running[at]);

@@ -113,15 +113,20 @@ pub async fn run(settings: &Settings) -> Outcome {
     let looking = tokio::spawn(watch.clone().look(address.clone(), Arc::clone(&timeline)));
 
     let client = servers.kafka.client.clone();
-    let end = Instant::now() + settings.length;
+    let (stop, stopped) = tokio::sync::oneshot::channel();
     let producing =
-        producer::produce(client.clone(), settings.seed, settings.per_second, end, clock, Arc::clone(&timeline));
+        producer::produce(client.clone(), settings.seed, settings.per_second, stopped, clock, Arc::clone(&timeline));
     let producing = tokio::spawn(producing);
-    until_all_work(&watch, &timeline).await;
+    until_all_work(&watch, &mut members).await;
+    timeline.note("every handler works on every partition");
+    let end = Instant::now() + settings.length;
     tokio::join!(
         members.suffer(schedule::deal(settings.seed, &settings.member_faults, 3_500..6_500), end),
         servers.suffer(schedule::deal(settings.seed, &settings.server_faults, 3_000..7_000), end),
+        tokio::time::sleep(settings.length),
     );
+    // The producer waits for this, and ends before it is gone.
+    let _ = stop.send(());
     let sent = producing.await.expect("the producer does not panic");
     looking.abort();
     timeline.note("no more faults");
@@ -174,18 +179,16 @@ fn variables(settings: &Settings, kafka: &Cluster, database: &Database, provider
 }
 
 /// Faults begin when every handler works on every partition.
-async fn until_all_work(watch: &Watch, timeline: &Timeline) {
+async fn until_all_work(watch: &Watch, members: &mut Members) {
     let handlers: usize = load::Subject::SHARES.iter().map(|(subject, _)| subject.handlers().len()).sum();
     let all = handlers * load::PARTITIONS as usize;
     let start = Instant::now();
     while watch.known() < all {
-        if start.elapsed() > Duration::from_secs(60) {
-            timeline.complain(format!("only {} of {all} partitions were worked on after a minute", watch.known()));
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        members.restart_what_ended();
+        let known = watch.known();
+        assert!(start.elapsed() < Duration::from_secs(60), "only {known} of {all} partitions are worked on");
+        tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    timeline.note("every handler works on every partition");
 }
 
 /// A fault's name as the figures have it.

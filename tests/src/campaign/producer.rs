@@ -1,11 +1,13 @@
 //! Sends the load at a steady rate, and keeps a log of what it sent.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::future_producer::DeliveryFuture;
 use rdkafka::producer::{FutureProducer, FutureRecord};
+use tokio::sync::oneshot;
+use tokio::sync::oneshot::error::TryRecvError;
 
 use super::checker::{Place, Sent};
 use super::load::{Clock, Draft, Load};
@@ -17,12 +19,12 @@ const TICK: Duration = Duration::from_millis(50);
 /// The clock that the producer goes by, set by the faults.
 pub type ProducerClock = Arc<Mutex<Clock>>;
 
-/// Sends until the end, waits for every acknowledgement, and returns the log.
+/// Sends until it is told to stop, waits for every acknowledgement, and returns the log.
 pub async fn produce(
     kafka: Client,
     seed: u64,
     per_second: u32,
-    end: Instant,
+    mut stop: oneshot::Receiver<()>,
     clock: ProducerClock,
     timeline: Arc<Timeline>,
 ) -> Vec<Sent> {
@@ -40,7 +42,7 @@ pub async fn produce(
     let mut load = Load::new(seed);
     let mut due = 0.0;
     let mut ticks = tokio::time::interval(TICK);
-    while Instant::now() < end {
+    while matches!(stop.try_recv(), Err(TryRecvError::Empty)) {
         ticks.tick().await;
         due += f64::from(per_second) * TICK.as_secs_f64();
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few dozen")]
