@@ -303,7 +303,8 @@ fn keys_keep_their_order(evidence: &Evidence, events: &HashMap<Uuid, Event>, fin
 pub fn history(evidence: &Evidence, event: Uuid) -> Vec<String> {
     let mut lines = Vec::new();
     for sent in evidence.sent.iter().filter(|sent| sent.event.is_some_and(|(id, _)| id == event)) {
-        let acked = sent.acked.map_or_else(|| "never acknowledged".to_owned(), |place| format!("acknowledged at {place}"));
+        let acked =
+            sent.acked.map_or_else(|| "never acknowledged".to_owned(), |place| format!("acknowledged at {place}"));
         let plan = sent.event.map(|(_, plan)| plan);
         lines.push(format!("sent after {:.1} s, plan {plan:?}, {acked}", seconds(sent.at_millis.cast_signed())));
     }

@@ -52,7 +52,9 @@ impl Cluster {
         }
         for node in &mut nodes {
             let config = node.home.join("server.properties").to_string_lossy().into_owned();
-            let format = move || java::run("kafka.tools.StorageTool", &["format", "-t", "aWRlbS10ZXN0cy1rYWZrYQ", "-c", &config]);
+            let format = move || {
+                java::run("kafka.tools.StorageTool", &["format", "-t", "aWRlbS10ZXN0cy1rYWZrYQ", "-c", &config])
+            };
             let _ = tokio::task::spawn_blocking(format).await.expect("the storage is formatted");
             node.start();
         }
@@ -75,7 +77,8 @@ impl Cluster {
     /// When the cluster refuses.
     pub async fn create_topic(&self, name: &str, partitions: u32) {
         let admin: AdminClient<DefaultClientContext> = self.client.config().create().expect("a plain configuration");
-        let topic = NewTopic::new(name, partitions.cast_signed(), TopicReplication::Fixed(-1)).set("retention.ms", "-1");
+        let topic =
+            NewTopic::new(name, partitions.cast_signed(), TopicReplication::Fixed(-1)).set("retention.ms", "-1");
         let options = AdminOptions::new().operation_timeout(Some(LIMIT)).request_timeout(Some(LIMIT));
         let created = admin.create_topics([&topic], &options).await.expect("an answer of the controller");
         assert!(created.iter().all(Result::is_ok), "cannot create the topic {name}: {created:?}");

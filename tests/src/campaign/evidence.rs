@@ -70,7 +70,8 @@ fn behind(kafka: &Client) -> Result<i64, KafkaError> {
 /// What a group reads: its subjects, and its retry topics.
 fn topics(group: &str) -> Vec<String> {
     let reads = |subject: &Subject| subject.handlers().iter().any(|(_, of)| *of == group);
-    let main = Subject::SHARES.iter().map(|(subject, _)| *subject).filter(reads).map(|subject| subject.topic().to_owned());
+    let main =
+        Subject::SHARES.iter().map(|(subject, _)| *subject).filter(reads).map(|subject| subject.topic().to_owned());
     main.chain(RETRIES.iter().map(|delay| format!("{group}.retry.{delay}"))).collect()
 }
 
@@ -83,7 +84,13 @@ async fn parked(database: &Address) -> Option<i64> {
 ///
 /// # Panics
 /// When a server does not answer: nothing may be wrong with them any more.
-pub async fn gather(kafka: &Client, database: &Address, provider: &Provider, sent: Vec<Sent>, timeline: &Timeline) -> Evidence {
+pub async fn gather(
+    kafka: &Client,
+    database: &Address,
+    provider: &Provider,
+    sent: Vec<Sent>,
+    timeline: &Timeline,
+) -> Evidence {
     let client = kafka.clone();
     let topics = tokio::task::spawn_blocking(move || read_topics(&client)).await.expect("no panic");
     let (found, letters, mut waiting) = topics.unwrap_or_else(|error| panic!("cannot read the topics: {error}"));
@@ -221,15 +228,20 @@ async fn effects(session: &mut PgConnection, start_unix_millis: i64) -> Result<V
         "SELECT position, handler, event_id, member, (extract(epoch FROM at) * 1000)::bigint FROM effect",
     );
     rows.fetch(session)
-        .map_ok(|(position, handler, event, member, at)| {
-            Effect { position, handler, event, member, at_millis: at - start_unix_millis }
+        .map_ok(|(position, handler, event, member, at)| Effect {
+            position,
+            handler,
+            event,
+            member,
+            at_millis: at - start_unix_millis,
         })
         .try_collect()
         .await
 }
 
 async fn parked_events(session: &mut PgConnection) -> Result<Vec<Waiting>, sqlx::Error> {
-    let rows: Vec<(String, String, i32, i64, Option<Vec<u8>>)> =
+    type Row = (String, String, i32, i64, Option<Vec<u8>>);
+    let rows: Vec<Row> =
         sqlx::query_as("SELECT consumer_group, topic, partition, record_offset, value FROM parked_event")
             .fetch_all(session)
             .await?;

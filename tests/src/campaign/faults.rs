@@ -27,6 +27,9 @@ pub struct Servers {
     pub timeline: Arc<Timeline>,
     /// The service's program and its environment, for the maintenance that an operator asks for.
     pub service: (PathBuf, Vec<(String, String)>),
+    /// How far the producer's clock is behind each time: what was emptied once is forgotten, with all days
+    /// before it. The first one lies before all days.
+    pub days_behind: std::vec::IntoIter<u8>,
 }
 
 impl Servers {
@@ -100,8 +103,13 @@ impl Servers {
             ServerFault::ProducerClockAhead => self.producer_clock(Clock::Ahead, &step).await,
             ServerFault::ProducerClockFarAhead => self.producer_clock(Clock::FarAhead, &step).await,
             ServerFault::ProducerClockBehind => {
-                self.producer_clock(Clock::Behind, &step).await;
+                let days = self.days_behind.next().unwrap_or(2);
+                self.set_clock(Clock::Behind(days));
+                tokio::time::sleep(step.millis(2_000, 5_000)).await;
+                // While events of that day still come.
                 self.maintain().await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                self.set_clock(Clock::Right);
             }
             ServerFault::Maintenance => self.maintain().await,
         }

@@ -86,14 +86,14 @@ impl Plan {
     fn shares(subject: Subject) -> &'static [(Self, u32)] {
         match subject {
             Subject::Clicks => &[(Self::Refuse, 3)],
-            Subject::Views => &[(Self::Fail(1), 20), (Self::Refuse, 10)],
+            Subject::Views => &[(Self::Fail(1), 10), (Self::Swallow, 3), (Self::Refuse, 5)],
             Subject::Orders => &[
                 (Self::Fail(1), 200),
                 (Self::Fail(2), 100),
                 (Self::Swallow, 150),
                 (Self::Panic(1), 20),
                 (Self::Slow(8_000), 4),
-                (Self::Refuse, 100),
+                (Self::Refuse, 10),
             ],
             Subject::Accounts => &[(Self::Fail(1), 300), (Self::Fail(2), 100), (Self::Refuse, 100)],
             Subject::Payments => &[(Self::Fail(1), 400), (Self::Slow(300), 100), (Self::Refuse, 100)],
@@ -110,8 +110,8 @@ pub enum Clock {
     Ahead,
     /// Ahead by far more.
     FarAhead,
-    /// Behind by days.
-    Behind,
+    /// Behind by so many days.
+    Behind(u8),
 }
 
 impl Clock {
@@ -121,8 +121,7 @@ impl Clock {
             Self::Right => 0,
             Self::Ahead => rng.i64(1_000..6_000),
             Self::FarAhead => 30 * 60_000,
-            // Most to a day of its own, some to before all days.
-            Self::Behind => -DAY * if rng.u8(0..4) == 0 { 20 } else { 2 },
+            Self::Behind(days) => -DAY * i64::from(days),
         }
     }
 }
@@ -208,7 +207,7 @@ impl Load {
             value: serde_json::to_vec(&Body { event_id: id, key, part, plan }).ok(),
             timestamp_millis,
             is_far_ahead: clock == Clock::FarAhead,
-            is_behind: clock == Clock::Behind,
+            is_behind: matches!(clock, Clock::Behind(_)),
             is_copy: false,
         };
         if self.recent.len() < RECENT {
@@ -227,7 +226,9 @@ impl Load {
             1 => Some(b"no event at all".to_vec()),
             2 => Some(br#"{"event_id":"0198c5f4-7a00-7000-8000-0000000"#.to_vec()),
             // A v4.
-            _ => Some(br#"{"event_id":"9b2f4c1e-3d4a-4b6f-8a3e-0c1d2e3f4a5b","key":1,"part":0,"plan":"succeed"}"#.to_vec()),
+            _ => Some(
+                br#"{"event_id":"9b2f4c1e-3d4a-4b6f-8a3e-0c1d2e3f4a5b","key":1,"part":0,"plan":"succeed"}"#.to_vec(),
+            ),
         };
         Draft {
             subject,
@@ -266,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_seed_makes_the_same_records_each_time_and_one_in_ten_is_a_copy() {
-        let of = |seed| Load::new(seed).chunk(10_000, 1_800_000_000_000, Clock::Behind);
+        let of = |seed| Load::new(seed).chunk(10_000, 1_800_000_000_000, Clock::Behind(2));
         let (one, same, other) = (of(1), of(1), of(2));
         let ids = |drafts: &[Draft]| drafts.iter().map(|draft| draft.event).collect::<Vec<_>>();
         assert_eq!(ids(&one), ids(&same));

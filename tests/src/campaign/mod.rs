@@ -10,6 +10,7 @@ mod evidence;
 mod faults;
 pub mod load;
 mod members;
+pub mod planted;
 mod producer;
 mod report;
 pub mod schedule;
@@ -108,6 +109,7 @@ pub async fn run(settings: &Settings) -> Outcome {
         watch: watch.clone(),
         timeline: Arc::clone(&timeline),
         service: (settings.program.clone(), variables.clone()),
+        days_behind: vec![20, 7, 6, 5, 4, 3].into_iter(),
     };
     let mut members = Members::start(settings.program.clone(), variables, settings.members, Arc::clone(&timeline));
     let looking = tokio::spawn(watch.clone().look(address.clone(), Arc::clone(&timeline)));

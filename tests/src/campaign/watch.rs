@@ -85,7 +85,7 @@ impl Watch {
         if let Some((gap, (handler, part))) = slowest
             && gap > seen.worst
         {
-            if gap > Duration::from_secs(10) && seen.worst.as_secs() != gap.as_secs() {
+            if gap.as_secs() >= 10 && gap.as_secs() / 5 > seen.worst.as_secs() / 5 {
                 timeline.note(format!("no progress of {handler} on partition {part} for {:.1} s", gap.as_secs_f64()));
             }
             seen.worst = gap;
