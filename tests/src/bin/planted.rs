@@ -1,14 +1,14 @@
 //! Whether the campaign's checker finds what it is there for: see `RELIABILITY.md`.
 
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Parser;
 use serde::Serialize;
 use tests::campaign::planted::{self, ALL, MEMBER_FAULTS, VARIABLE};
 use tests::campaign::{self, Settings};
 
-/// A fault must be found within this time.
+/// A fault must be found within this time after the first event.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Runs small campaigns on a copy of the library with one fault planted at a time, and one without any.
@@ -43,11 +43,10 @@ async fn main() -> ExitCode {
         settings.variables.push((VARIABLE.to_owned(), planted.name.to_owned()));
         settings.server_faults = planted.server_faults.to_vec();
         eprintln!("=== {}", planted.name);
-        let start = Instant::now();
         let outcome = campaign::run(&settings).await;
-        let seconds = start.elapsed().as_secs_f64().round();
+        let seconds = outcome.took.as_secs_f64().round();
         let wrong = outcome.figures.wrong();
-        let caught = wrong > 0 && start.elapsed() < LIMIT;
+        let caught = wrong > 0 && outcome.took < LIMIT;
         eprintln!("{}", outcome.histories(1));
         let first = outcome.findings.first().map(|finding| finding.what.clone()).unwrap_or_default();
         found.push(Found { fault: planted.name, caught, seconds, wrong, first });
@@ -70,9 +69,9 @@ async fn main() -> ExitCode {
 /// Small and short: one broker, two members, every fault that shows some planted one.
 fn settings(service: &std::path::Path, seed: u64) -> Settings {
     Settings {
-        length: Duration::from_secs(50),
+        length: Duration::from_secs(45),
         seed,
-        per_second: 300,
+        per_second: 200,
         brokers: 1,
         members: 2,
         program: service.to_owned(),

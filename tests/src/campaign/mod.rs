@@ -68,6 +68,8 @@ pub struct Settings {
 pub struct Outcome {
     pub figures: Figures,
     pub findings: Vec<Finding>,
+    /// From the first fault to the findings.
+    pub took: Duration,
     evidence: Evidence,
     timeline: Arc<Timeline>,
 }
@@ -121,7 +123,8 @@ pub async fn run(settings: &Settings) -> Outcome {
     let producing = tokio::spawn(producing);
     until_all_work(&watch, &mut members).await;
     timeline.note("every handler works on every partition");
-    let end = Instant::now() + settings.length;
+    let begun = Instant::now();
+    let end = begun + settings.length;
     tokio::join!(
         members.suffer(schedule::deal(settings.seed, &settings.member_faults, 3_500..6_500), end),
         servers.suffer(schedule::deal(settings.seed, &settings.server_faults, 3_000..7_000), end),
@@ -140,7 +143,7 @@ pub async fn run(settings: &Settings) -> Outcome {
     let evidence = evidence::gather(&client, &address, &servers.provider, sent, &timeline).await;
     let findings = checker::check(&evidence);
     let figures = Figures::new(settings, &evidence, &findings, members.kills, watch.worst(), &timeline);
-    Outcome { figures, findings, evidence, timeline }
+    Outcome { figures, findings, took: begun.elapsed(), evidence, timeline }
 }
 
 /// The tables of the business. Nothing in them keeps an effect from being written twice.

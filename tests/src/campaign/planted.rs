@@ -169,8 +169,16 @@ pub fn build_service() -> PathBuf {
     }
     let lib = runtime.join("lib.rs");
     write(&lib, &(fs::read_to_string(&lib).expect("it was just copied") + SWITCH));
+    // Another version, or cargo would take the one for the other in the build directory that they share.
+    let version = env!("CARGO_PKG_VERSION");
+    let manifest = copy.join("Cargo.toml");
+    let text = fs::read_to_string(&manifest).expect("it was just copied");
+    let renamed = |text: &str, prefix: &str| {
+        text.replace(&format!("\"{prefix}{version}\""), &format!("\"{prefix}{version}-planted\""))
+    };
+    write(&manifest, &renamed(&renamed(&text, ""), "="));
     let bins = copy.join("tests/src/bin");
-    // Under a name of its own: the build directory is shared.
+    // Programs have no version in their names.
     fs::rename(bins.join("campaign_service.rs"), bins.join("planted_service.rs")).expect("the copy is ours");
 
     let own = std::env::current_exe().expect("a program is a file");
