@@ -40,6 +40,7 @@ async fn main() -> ExitCode {
     let args = Args::parse();
     let settings = Settings {
         length: Duration::from_secs_f64(args.minutes * 60.0),
+        settling: campaign::SETTLING,
         seed: args.seed.unwrap_or_else(campaign::seed_of_the_day),
         per_second: args.per_second,
         brokers: args.brokers.unwrap_or_else(campaign::brokers_for_this_machine),

@@ -70,6 +70,7 @@ async fn main() -> ExitCode {
 fn settings(service: &std::path::Path, seed: u64) -> Settings {
     Settings {
         length: Duration::from_secs(45),
+        settling: Duration::from_secs(40),
         seed,
         per_second: 200,
         brokers: 1,

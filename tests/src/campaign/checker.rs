@@ -240,6 +240,8 @@ impl Event {
             "permanent" => self.plan == Plan::Refuse,
             "future" => self.is_far_ahead,
             "expired" => self.is_behind,
+            // What the provider has long forgotten is not charged when its record may have been lost.
+            "key-expired" => self.is_behind && self.subject == Subject::Payments,
             _ => false,
         }
     }

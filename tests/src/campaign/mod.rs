@@ -44,13 +44,15 @@ const MAX_POLL: Duration = Duration::from_secs(6);
 const RETRIES: [&str; 4] = ["300ms", "1s", "2s", "4s"];
 
 /// How long the rest may take when the load has ended and all servers are up.
-const SETTLING: Duration = Duration::from_secs(150);
+pub const SETTLING: Duration = Duration::from_secs(150);
 
 /// What is run.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// How long records are sent and faults happen.
     pub length: Duration,
+    /// How long the rest may take after that.
+    pub settling: Duration,
     pub seed: u64,
     /// Records in a second.
     pub per_second: u32,
@@ -135,8 +137,8 @@ pub async fn run(settings: &Settings) -> Outcome {
     let sent = producing.await.expect("the producer does not panic");
     looking.abort();
     timeline.note("no more faults");
-    if !evidence::settled(&client, &address, &timeline, SETTLING).await {
-        timeline.complain(format!("not everything was read within {SETTLING:?} after the last fault"));
+    if !evidence::settled(&client, &address, &timeline, settings.settling).await {
+        timeline.complain(format!("not everything was read within {:?} after the last fault", settings.settling));
     }
     members.end().await;
     timeline.note("checking");

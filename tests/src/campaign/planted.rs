@@ -189,7 +189,7 @@ pub fn build_service() -> PathBuf {
     build.args(is_release.then_some("--release")).current_dir(&copy).stdin(Stdio::null());
     let status = build.status().unwrap_or_else(|error| panic!("cannot run cargo: {error}"));
     assert!(status.success(), "the copy with the planted faults does not compile");
-    own.with_file_name("planted_service")
+    target.join(if is_release { "release" } else { "debug" }).join("planted_service")
 }
 
 /// A file's text with the fault in it.
