@@ -69,8 +69,8 @@ async fn main() -> ExitCode {
 /// Small and short: one broker, two members, every fault that shows some planted one.
 fn settings(service: &std::path::Path, seed: u64) -> Settings {
     Settings {
-        length: Duration::from_secs(45),
-        settling: Duration::from_secs(40),
+        length: Duration::from_secs(35),
+        settling: Duration::from_secs(20),
         seed,
         per_second: 200,
         brokers: 1,

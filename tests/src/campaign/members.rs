@@ -122,6 +122,14 @@ impl Members {
         }
     }
 
+    /// Starts what ends by itself again, until it is dropped.
+    pub async fn keep_running(&mut self) {
+        loop {
+            self.restart_what_ended();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
     /// Asks all of them to end, and waits.
     pub async fn end(&mut self) {
         for member in &mut self.running {

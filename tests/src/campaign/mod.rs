@@ -137,7 +137,11 @@ pub async fn run(settings: &Settings) -> Outcome {
     let sent = producing.await.expect("the producer does not panic");
     looking.abort();
     timeline.note("no more faults");
-    if !evidence::settled(&client, &address, &timeline, settings.settling).await {
+    let settled = tokio::select! {
+        settled = evidence::settled(&client, &address, &timeline, settings.settling) => settled,
+        () = members.keep_running() => false,
+    };
+    if !settled {
         timeline.complain(format!("not everything was read within {:?} after the last fault", settings.settling));
     }
     members.end().await;
