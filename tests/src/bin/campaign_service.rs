@@ -95,7 +95,7 @@ async fn happen(tx: &mut Tx<'_>, handler: &str, event: &Happened, delivery: &Del
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tests::run::show_logs();
     if std::env::args().nth(1).as_deref() == Some("maintain") {
-        return Ok(maintain().await?);
+        return maintain().await;
     }
     Ok(idem_runtime::builder().groups(GROUPS).run().await?)
 }
