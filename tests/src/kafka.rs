@@ -147,7 +147,7 @@ impl Deref for Kafka {
 
 /// Most lines only make one node enough. A killed broker is taken back when its old session with
 /// its own controller has run out, hence the short one.
-fn server_properties(broker: u16, controller: u16, data: &str) -> String {
+pub(crate) fn server_properties(broker: u16, controller: u16, data: &str) -> String {
     format!(
         "process.roles=broker,controller\n\
          node.id=1\n\

@@ -4,6 +4,7 @@
 //! A harness that can't do its work panics with one clear message: there is no test without it.
 //! Everything that is started ends with the test process, even if that is killed.
 
+pub mod campaign;
 pub mod child;
 pub mod cli;
 pub mod client;

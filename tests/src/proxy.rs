@@ -7,8 +7,9 @@
 use std::io;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -37,7 +38,8 @@ pub struct Proxy {
 }
 
 struct Control {
-    upstream: u16,
+    upstream: AtomicU16,
+    delay: Mutex<Duration>,
     armed: Mutex<Option<Armed>>,
     lost_replies: AtomicUsize,
     cut_before: AtomicUsize,
@@ -64,7 +66,8 @@ impl Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port to spare");
         let port = listener.local_addr().expect("a bound listener").port();
         let control = Arc::new(Control {
-            upstream,
+            upstream: AtomicU16::new(upstream),
+            delay: Mutex::default(),
             armed: Mutex::new(None),
             lost_replies: AtomicUsize::new(0),
             cut_before: AtomicUsize::new(0),
@@ -86,7 +89,18 @@ impl Proxy {
     /// A server's URL, by way of this proxy.
     #[must_use]
     pub fn url(&self, database_url: &str) -> String {
-        database_url.replacen(&format!(":{}/", self.control.upstream), &format!(":{}/", self.port), 1)
+        let upstream = self.control.upstream.load(Ordering::SeqCst);
+        database_url.replacen(&format!(":{upstream}/"), &format!(":{}/", self.port), 1)
+    }
+
+    /// From now on, new connections go to another server, as after a failover.
+    pub fn set_upstream(&self, port: u16) {
+        self.control.upstream.store(port, Ordering::SeqCst);
+    }
+
+    /// Every message from a client takes this much longer.
+    pub fn delay(&self, delay: Duration) {
+        *lock(&self.control.delay) = delay;
     }
 
     /// Lets the next `times` statements that begin with `statement` (in either case) fail, on
@@ -174,7 +188,7 @@ async fn accept(listener: TcpListener, control: Arc<Control>) {
 /// One connection: whatever ends first, both sides are closed with it.
 async fn connection(client: TcpStream, control: Arc<Control>) {
     let mut cut = control.cut.subscribe();
-    let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, control.upstream)).await else {
+    let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, control.upstream.load(Ordering::SeqCst))).await else {
         return;
     };
     // Small messages, each waited for.
@@ -224,6 +238,10 @@ async fn requests(
             }
             Some(Fault::LoseReply) => link.lose_reply.store(true, Ordering::SeqCst),
             None => {}
+        }
+        let delay = *lock(&control.delay);
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
         }
         control.thawed().await;
         server.write_all(&frame.bytes).await?;

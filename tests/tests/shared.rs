@@ -10,7 +10,7 @@ use idem_runtime::prelude::*;
 use sqlx::PgPool;
 use tests::child::workspace_program;
 use tests::orders::{self, Order, Plan};
-use tests::{Postgres, Program, Record, Run, TestEnv, eventually};
+use tests::{Postgres, Program, Proxy, Record, Run, TestEnv, eventually};
 use uuid::Uuid;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -321,6 +321,28 @@ async fn write(tx: &mut Tx<'_>, batch: &[Order], group: &str) -> Result<(), sqlx
     .execute(&mut **tx)
     .await?;
     Ok(())
+}
+
+#[idempotent_handler(topic = "far.orders", group = "far", batch = 500)]
+async fn far(tx: &mut Tx<'_>, batch: Vec<Order>) -> HandlerResult {
+    Ok(write(tx, &batch, "far").await?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_answers_slowly_does_not_make_transactions_small() {
+    let env = env("far", 1).await;
+    let plans = vec![Plan::Succeed; 1_000];
+    let ids = orders::publish(&env.kafka, "far.orders", &plans).await;
+    let proxy = Proxy::start(tests::postgres::shared().await.port()).await;
+    // Begin, check and COMMIT together take longer than a transaction should; the handler does not.
+    proxy.delay(Duration::from_millis(12));
+    let slow = env.clone().with("IDEM_DATABASE_URL", &proxy.url(&env.database_url));
+    let run = Run::start(&slow, &["far"]);
+    eventually(LIMIT, "the offset to pass all", async || passed(&env, "far").await == 1_000).await;
+    run.stop().await.unwrap();
+    orders::assert_each_once(&env.pool, "far", &ids).await;
+    let transactions: BTreeSet<i64> = orders::transactions(&env.pool, "far").await.into_values().collect();
+    assert!(transactions.len() < 20, "{} transactions for 1,000 events", transactions.len());
 }
 
 #[idempotent_handler(topic = "placed.orders", group = "placed", batch = 100, retry = ["200ms"])]

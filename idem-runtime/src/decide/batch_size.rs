@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-/// How long a shared transaction should take: long enough to make its commit cheap, short enough that
-/// its locks and its rollback are no harm.
+/// How long the handlers of a shared transaction should take: long enough to make its commit cheap, short
+/// enough that its locks and its rollback are no harm. The rest costs as much for one event as for many: if it
+/// counted, a server whose COMMIT is slow would be given small transactions, which are slower still.
 const TARGET: Duration = Duration::from_millis(100);
 /// A lane begins small: nobody knows yet how long a handler takes.
 const FIRST: usize = 8;
@@ -33,7 +34,8 @@ impl BatchSize {
         self.size.min(most)
     }
 
-    /// Notes a transaction of so many events that was committed. `most`: what its handler takes.
+    /// Notes a transaction of so many events that was committed, and how long their handlers took. `most`: what
+    /// its handler takes.
     pub(crate) fn committed(&mut self, events: usize, most: usize, took: Duration) {
         self.careful = self.careful.saturating_sub(1);
         let fits = TARGET.as_micros().saturating_mul(events as u128) / took.as_micros().max(1);

@@ -68,12 +68,11 @@ pub(crate) async fn settle(
     let mut backoff = in_place_backoff();
     while !run.events.is_empty() {
         let turn = group.turns.wait().await;
-        let started = Instant::now();
         let attempt = attempt(group, server, &mut run, stop).await;
         drop(turn);
         match attempt {
-            Attempt::Committed { fresh } => {
-                size.committed(run.events.len(), most(run.handler), started.elapsed());
+            Attempt::Committed { fresh, handled_in } => {
+                size.committed(run.events.len(), most(run.handler), handled_in);
                 report(group, &run, &fresh);
                 settled.finished.extend(run.events.drain(..).map(|event| event.record.offset));
             }
@@ -123,7 +122,7 @@ pub(crate) async fn settle(
 /// How one attempt at a run ended.
 enum Attempt {
     /// All of it is done; which events were fresh, the others were duplicates.
-    Committed { fresh: Vec<bool> },
+    Committed { fresh: Vec<bool>, handled_in: Duration },
     /// The infrastructure's: all of it again, in place.
     Again(Failure),
     /// These may have been processed and forgotten; the transaction was rolled back.
@@ -200,7 +199,7 @@ async fn transaction(
     let mut new: HashSet<_> = inserted.fresh.into_iter().collect();
     let fresh: Vec<bool> = events.iter().map(|event| new.remove(&event.id.uuid())).collect();
     let Some(transaction_id) = inserted.transaction else {
-        return (Attempt::Committed { fresh }, rolled_back(tx).await);
+        return (Attempt::Committed { fresh, handled_in: Duration::ZERO }, rolled_back(tx).await);
     };
     let is_expired = |event: &Event| expired(group, handler, event.id, &event.origin, inserted.horizon).is_some();
     let aside: Vec<usize> = (0..events.len()).filter(|at| fresh[*at] && is_expired(&events[*at])).collect();
@@ -210,7 +209,9 @@ async fn transaction(
 
     // handler
     probe::at(CrashPoint::BeforeHandler).await;
+    let started = Instant::now();
     let called = call(group, handler, events, decoded, &fresh, &mut tx, stop).await;
+    let handled_in = started.elapsed();
     let failed = match called {
         Called::Well => None,
         Called::Failed { at, error } => Some((at, error)),
@@ -245,7 +246,7 @@ async fn transaction(
             if let (Some(circuit), Some(event)) = (group.circuit(handler.spec.name), events.first()) {
                 let _ = circuit.hold(&event.origin.event_key()).note(Note::Well);
             }
-            (Attempt::Committed { fresh }, Connection::Usable)
+            (Attempt::Committed { fresh, handled_in }, Connection::Usable)
         }
         Err(error) => {
             let connection = Connection::after_commit(&error);

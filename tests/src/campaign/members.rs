@@ -1,0 +1,151 @@
+//! The processes with the handlers, and what happens to them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use idem_runtime::testing::Signal;
+
+use super::SESSION_TIMEOUT;
+use super::schedule::{MemberFault, Step};
+use super::timeline::Timeline;
+use crate::Program;
+
+/// How long a process may take that was asked to end: its grace period and a little.
+const ENDING: Duration = Duration::from_secs(20);
+
+/// The members of the groups.
+pub struct Members {
+    program: PathBuf,
+    variables: Vec<(String, String)>,
+    running: Vec<Program>,
+    timeline: Arc<Timeline>,
+    /// How often one was killed.
+    pub kills: u64,
+}
+
+impl Members {
+    /// Starts so many.
+    #[must_use]
+    pub fn start(program: PathBuf, variables: Vec<(String, String)>, count: usize, timeline: Arc<Timeline>) -> Self {
+        let mut members = Self { program, variables, running: Vec::new(), timeline, kills: 0 };
+        members.running = (0..count).map(|_| members.one()).collect();
+        members
+    }
+
+    /// Lets faults happen one after another, until the end.
+    pub async fn suffer(&mut self, schedule: impl Iterator<Item = Step<MemberFault>>, end: Instant) {
+        for step in schedule {
+            if Instant::now() + step.pause >= end {
+                break;
+            }
+            tokio::time::sleep(step.pause).await;
+            self.restart_what_ended();
+            self.timeline.count(&super::name(step.fault));
+            self.carry_out(step).await;
+        }
+        self.restart_what_ended();
+    }
+
+    async fn carry_out(&mut self, step: Step<MemberFault>) {
+        let at = usize::try_from(step.dice % 64).unwrap_or(0) % self.running.len();
+        match step.fault {
+            MemberFault::Kill => {
+                self.timeline.note(format!("member {at} is killed"));
+                self.running[at].signal(Signal::Kill);
+                let _ = self.running[at].wait(ENDING).await;
+                self.kills += 1;
+                self.running[at] = self.one();
+            }
+            MemberFault::PauseBriefly => self.pause(at, step.millis(500, 2_500)).await,
+            MemberFault::PausePastSession => {
+                self.pause(at, SESSION_TIMEOUT + step.millis(1_500, 3_000)).await;
+            }
+            MemberFault::PausePastPoll => self.pause(at, super::MAX_POLL + step.millis(1_500, 3_500)).await,
+            MemberFault::Terminate => self.terminate(at).await,
+            MemberFault::RollingRestart => {
+                for at in 0..self.running.len() {
+                    self.terminate(at).await;
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+            MemberFault::JoinAndLeave => {
+                self.timeline.note("one more member joins");
+                let mut guest = self.one();
+                tokio::time::sleep(step.millis(4_000, 8_000)).await;
+                self.timeline.note("it leaves");
+                guest.terminate();
+                self.see_off(&mut guest).await;
+            }
+        }
+    }
+
+    async fn pause(&mut self, at: usize, time: Duration) {
+        self.timeline.note(format!("member {at} is stopped for {:.1} s", time.as_secs_f64()));
+        self.running[at].pause();
+        tokio::time::sleep(time).await;
+        self.running[at].resume();
+    }
+
+    async fn terminate(&mut self, at: usize) {
+        self.timeline.note(format!("member {at} is asked to end"));
+        self.running[at].terminate();
+        let next = self.one();
+        let mut leaving = std::mem::replace(&mut self.running[at], next);
+        self.see_off(&mut leaving).await;
+    }
+
+    /// Waits until a process that was asked to end has done so in time.
+    async fn see_off(&self, leaving: &mut Program) {
+        let asked = Instant::now();
+        while leaving.ended().is_none() && asked.elapsed() < ENDING {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        match leaving.ended() {
+            None => self.timeline.complain(format!("a member did not end within {ENDING:?} after SIGTERM")),
+            Some(status) if !status.success() => {
+                let said = last_words(leaving);
+                self.timeline.complain(format!("a member ended with {status} after SIGTERM; it said:\n{said}"));
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// A process that ended by itself is started again, and complained of.
+    pub fn restart_what_ended(&mut self) {
+        for at in 0..self.running.len() {
+            if let Some(status) = self.running[at].ended() {
+                let said = last_words(&self.running[at]);
+                self.timeline.complain(format!("member {at} ended by itself ({status}); it said:\n{said}"));
+                self.running[at] = self.one();
+            }
+        }
+    }
+
+    /// Starts what ends by itself again, until it is dropped.
+    pub async fn keep_running(&mut self) {
+        loop {
+            self.restart_what_ended();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Asks all of them to end, and waits.
+    pub async fn end(&mut self) {
+        for member in &mut self.running {
+            member.terminate();
+        }
+        for mut member in std::mem::take(&mut self.running) {
+            self.see_off(&mut member).await;
+        }
+    }
+
+    fn one(&self) -> Program {
+        Program::start(&self.program, &[], &self.variables)
+    }
+}
+
+fn last_words(program: &Program) -> String {
+    let said = program.output();
+    said[said.len().saturating_sub(12)..].join("\n")
+}

@@ -1,0 +1,115 @@
+//! What a campaign says in the end.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::Settings;
+use super::checker::{Evidence, Finding, Wrong, history};
+use super::timeline::Timeline;
+
+/// A handler makes progress on each of its partitions again within this time after the servers are back.
+pub const LONGEST_RECOVERY: Duration = Duration::from_secs(30);
+
+/// The figures of a campaign.
+#[derive(Debug, Clone, Serialize)]
+pub struct Figures {
+    pub minutes: f64,
+    pub seed: u64,
+    pub brokers: usize,
+    /// Distinct events.
+    pub events: usize,
+    /// Records, with copies and what is nobody's event.
+    pub records: usize,
+    pub effects: usize,
+    pub charges: usize,
+    pub dead_letters: usize,
+    pub kills: u64,
+    /// Of them, faults of a broker or the database.
+    pub broker_and_database_faults: u64,
+    pub faults: BTreeMap<String, u64>,
+    pub lost: usize,
+    pub double_effects: usize,
+    pub double_charges: usize,
+    pub order_violations: usize,
+    pub unfinished: usize,
+    pub dead_for_nothing: usize,
+    /// Processes that ended by themselves or did not end when asked, and the like.
+    pub complaints: Vec<String>,
+    pub max_recovery_s: f64,
+}
+
+impl Figures {
+    pub(super) fn new(
+        settings: &Settings,
+        evidence: &Evidence,
+        findings: &[Finding],
+        kills: u64,
+        worst: Duration,
+        timeline: &Timeline,
+    ) -> Self {
+        let count = |wrong| findings.iter().filter(|finding| finding.wrong == wrong).count();
+        let ids: HashSet<_> = evidence.sent.iter().filter_map(|sent| sent.event.map(|(id, _)| id)).collect();
+        let faults = timeline.counts();
+        let of_servers = settings.server_faults.iter().filter(|(fault, _)| fault.is_of_broker_or_database());
+        Self {
+            minutes: (settings.length.as_secs_f64() / 6.0).round() / 10.0,
+            seed: settings.seed,
+            brokers: settings.brokers,
+            events: ids.len(),
+            records: evidence.sent.len(),
+            effects: evidence.effects.len(),
+            charges: evidence.charges.len(),
+            dead_letters: evidence.letters.len(),
+            kills,
+            broker_and_database_faults: of_servers.filter_map(|(fault, _)| faults.get(&super::name(fault))).sum(),
+            faults,
+            lost: count(Wrong::Lost),
+            double_effects: count(Wrong::DoubleEffect),
+            double_charges: count(Wrong::DoubleCharge),
+            order_violations: count(Wrong::OutOfOrder),
+            unfinished: count(Wrong::Unfinished),
+            dead_for_nothing: count(Wrong::DeadForNothing),
+            complaints: timeline.complaints(),
+            max_recovery_s: (worst.as_secs_f64() * 10.0).round() / 10.0,
+        }
+    }
+
+    /// How many findings of the checker there are.
+    #[must_use]
+    pub fn wrong(&self) -> usize {
+        self.lost
+            + self.double_effects
+            + self.double_charges
+            + self.order_violations
+            + self.unfinished
+            + self.dead_for_nothing
+    }
+
+    /// Whether all promises were kept.
+    #[must_use]
+    pub fn are_right(&self) -> bool {
+        self.wrong() == 0 && self.complaints.is_empty() && self.max_recovery_s <= LONGEST_RECOVERY.as_secs_f64()
+    }
+}
+
+pub(super) fn histories(findings: &[Finding], evidence: &Evidence, timeline: &Timeline, most: usize) -> String {
+    let mut text = String::new();
+    for Finding { wrong, event, what } in findings.iter().take(most) {
+        let id = event.map_or_else(String::new, |id| id.to_string());
+        text.push_str(&format!("{wrong:?} {id}: {what}\n"));
+        let Some(event) = *event else { continue };
+        for line in history(evidence, event) {
+            text.push_str(&format!("    {line}\n"));
+        }
+        let sent = evidence.sent.iter().find(|sent| sent.event.is_some_and(|(id, _)| id == event));
+        for line in sent.map(|sent| timeline.around(sent.at_millis)).unwrap_or_default() {
+            text.push_str(&format!("        {line}\n"));
+        }
+    }
+    if findings.len() > most {
+        text.push_str(&format!("and {} more\n", findings.len() - most));
+    }
+    text
+}
