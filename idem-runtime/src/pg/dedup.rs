@@ -77,7 +77,8 @@ pub(crate) enum Commit {
     Failed(sqlx::Error),
 }
 
-/// [`check`], and COMMIT if it goes well; in one round trip, but where the order of keys is kept.
+/// [`check`], and if it goes well `last`, statements with a semicolon each, and COMMIT; in one round trip, but
+/// where the order of keys is kept.
 ///
 /// # Errors
 /// Those of the check. Nothing is committed.
@@ -85,19 +86,23 @@ pub(crate) async fn commit(
     tx: &mut PgConnection,
     id: TransactionId,
     owner: Option<&Owner>,
+    last: &str,
 ) -> Result<Commit, sqlx::Error> {
     if owner.is_some() {
         return match check(tx, id, owner).await? {
             Check::Ended => Ok(Commit::Ended),
             Check::NotOwner => Ok(Commit::NotOwner),
-            Check::Whole => Ok(super::event_session::commit(tx).await.map_or_else(Commit::Failed, |()| Commit::Done)),
+            Check::Whole => {
+                let ended = sqlx::raw_sql(AssertSqlSafe(format!("{last}COMMIT"))).execute(tx).await;
+                Ok(ended.map_or_else(Commit::Failed, |_| Commit::Done))
+            }
         };
     }
     // An error of the first statement keeps the server from the second one, so the check fails by one: a
     // setting that there is not.
     let statements = format!(
         "SELECT CASE WHEN pg_current_xact_id_if_assigned()::text::bigint = {} THEN true \
-                ELSE current_setting('idem.the_handler_ended_the_transaction')::boolean END; COMMIT",
+                ELSE current_setting('idem.the_handler_ended_the_transaction')::boolean END; {last}COMMIT",
         id.0
     );
     let mut answers = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_many(tx);
