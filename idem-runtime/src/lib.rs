@@ -30,6 +30,7 @@ mod lane;
 pub mod money;
 mod move_on;
 pub mod ops;
+pub mod outbox;
 mod parking;
 mod pg;
 mod pipeline;

@@ -1,6 +1,6 @@
 //! What happens to one event, in its order, on one page:
 //!
-//! decode → gate → begin → dedup insert → handler → check → commit
+//! decode → gate → begin → dedup insert → version guard → handler → check → outbox → commit
 //!
 //! and then, by the outcome: the watermark moves, or the event waits in place, or it is moved to a
 //! retry topic or the dead letter queue first. Progress and offset follow the watermark
@@ -41,10 +41,13 @@ use crate::kafka::names;
 use crate::kafka::record::{Origin, Record};
 use crate::money;
 use crate::move_on::move_on;
+use crate::outbox::{Handled, Parents};
 use crate::parking::Parking;
 use crate::pg::dedup::{self, Check, Commit, Inserted, TransactionId};
 use crate::pg::event_session::{self, EventSession};
+use crate::pg::outbox;
 use crate::pg::session::{bounded, on_service};
+use crate::pg::versions;
 use crate::run::RunError;
 use crate::stop::Stop;
 
@@ -282,7 +285,7 @@ impl Connection {
     }
 }
 
-/// begin → dedup insert → handler → check → commit
+/// begin → dedup insert → version guard → handler → check → outbox → commit
 async fn transaction(
     group: &GroupContext,
     claim: Claim<'_>,
@@ -316,7 +319,20 @@ async fn transaction(
         }
     };
 
+    // version guard
+    if let Some(version) = event.version.as_ref().filter(|_| handler.spec.stale) {
+        match bounded(versions::advance(&mut tx, &group.name, version)).await {
+            Ok(true) => {}
+            Ok(false) => return (Outcome::Stale, rolled_back(tx).await),
+            Err(error) => {
+                let connection = after_error(tx, &error).await;
+                return (HandlerError::from(error).into(), connection);
+            }
+        }
+    }
+
     // handler
+    tx.outbox.called_for(parents(group, handler, [(event.id, delivered)]));
     let money = money_calls(group, handler, event.id, delivered, horizon);
     let params = ParamSource { states: &group.states, delivered, money: money.as_ref() };
     let call = AssertUnwindSafe((handler.call)(&mut tx, event.event, params)).catch_unwind();
@@ -340,12 +356,13 @@ async fn transaction(
         };
     }
 
-    // check, commit
+    // check, outbox, commit
+    let published = outbox::statements(tx.outbox.rows());
     let committed = async {
         if let Some(calls) = &money {
             calls.record(&mut tx, transaction_id).await?;
         }
-        dedup::commit(&mut tx, transaction_id, owner).await
+        dedup::commit(&mut tx, transaction_id, owner, &published).await
     };
     match bounded(committed).await {
         Ok(Commit::Done) => (Outcome::Done, Connection::Usable),
@@ -372,6 +389,22 @@ fn another_server(group: &GroupContext) -> Failure {
 fn replaced(group: &GroupContext) -> Outcome {
     group.doubt.notify_one();
     Outcome::Infrastructure(Failure::new("another member has taken the partition over"))
+}
+
+/// The events that a handler is called for, as what it publishes is derived from them.
+fn parents<'a>(
+    group: &'a GroupContext,
+    handler: &'a Handler,
+    events: impl IntoIterator<Item = (EventId, Delivered<'a>)>,
+) -> Parents<'a> {
+    let window_millis = u64::try_from(group.config.dedup_window.as_millis()).unwrap_or(u64::MAX);
+    let (group, handler, is_batch) = (&*group.name, handler.spec.name, handler.spec.batch.is_some());
+    let handled = |(id, delivered)| Handled { id, group, handler, window_millis, delivered };
+    let mut all = events.into_iter().map(handled);
+    if is_batch {
+        return Parents::Batch(all.map(|handled| (handled.id, handled)).collect());
+    }
+    all.next().map_or(Parents::None, Parents::One)
 }
 
 /// The money calls that the handler may make, if it makes any.
@@ -468,6 +501,7 @@ fn foreign_record() -> Outcome {
 fn report(group: &GroupContext, record: &Record, handler: &str, outcome: &Outcome, step: &Step, moved: bool) {
     let settled = match (step, outcome) {
         (Step::Advance, Outcome::Duplicate) => "duplicate",
+        (Step::Advance, Outcome::Stale) => "stale",
         (Step::Advance, Outcome::Expired) => "expired",
         (Step::Advance, Outcome::Unmatched) => "unmatched",
         (Step::Advance, _) => "done",
