@@ -73,6 +73,18 @@ CREATE TABLE idem_relay (
 );
 INSERT INTO idem_relay DEFAULT VALUES;
 
+-- Writes one row, and wakes the relay at COMMIT if it sleeps. A function, as a session plans what is in it once.
+CREATE FUNCTION idem_publish(
+    event_id uuid, topic text, key text, payload bytea, headers json, occurred_at_millis bigint
+) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO idem_outbox (event_id, topic, key, payload, headers, occurred_at_millis)
+    VALUES ($1, $2, $3, $4, $5, $6);
+    PERFORM pg_notify('idem_outbox', '') FROM idem_relay WHERE wake_until > now();
+END
+$$;
+
 -- The latest version of an aggregate that a group has applied (`stale = "skip"`).
 CREATE TABLE aggregate_version (
     consumer_group text   NOT NULL,

@@ -106,8 +106,13 @@ impl Queue {
     fn may_take(&self, row: &Seen) -> bool {
         let of_line = self.lines.get(&row.line).map_or(0, VecDeque::len);
         let of_topic = self.by_topic.get(&row.line.topic).copied().unwrap_or(0);
-        let fits = self.bytes + row.bytes <= self.limits.bytes || self.rows.is_empty();
+        let fits = self.bytes + self.counted(row) <= self.limits.bytes;
         of_line < self.limits.rows_of_a_line && of_topic < self.limits.rows.saturating_sub(self.rows.len()) && fits
+    }
+
+    /// A row that is larger than all memory would wait for ever.
+    fn counted(&self, row: &Seen) -> usize {
+        row.bytes.min(self.limits.bytes / 2)
     }
 
     fn take(&mut self, row: &Seen) {
@@ -125,8 +130,9 @@ impl Queue {
             waiting.insert(at, row.seq);
         }
         *self.by_topic.entry(Arc::clone(&line.topic)).or_default() += 1;
-        self.bytes += row.bytes;
-        self.rows.insert(row.seq, (line, row.bytes));
+        let bytes = self.counted(row);
+        self.bytes += bytes;
+        self.rows.insert(row.seq, (line, bytes));
     }
 
     /// The next row to send.

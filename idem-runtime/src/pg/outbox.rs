@@ -30,9 +30,6 @@ impl Row {
     }
 }
 
-/// Wakes the relay at COMMIT if it sleeps.
-const WAKE: &str = "SELECT pg_notify('idem_outbox', '') FROM idem_relay WHERE wake_until > now()";
-
 /// The statements that write these rows, each with a semicolon, for the round trip of COMMIT: one that
 /// waits for its answer would cost an event's transaction a third of its time.
 ///
@@ -45,13 +42,10 @@ pub(crate) fn statements(rows: &[Row]) -> String {
     let bytes = rows.iter().map(|row| 2 * row.payload.len() + 500).sum();
     let mut sql = String::with_capacity(bytes);
     // What a handler set may hide the library's tables.
-    sql.push_str(
-        "RESET ROLE; RESET search_path; \
-         INSERT INTO idem_outbox (event_id, topic, key, payload, headers, occurred_at_millis) VALUES ",
-    );
-    for (at, row) in rows.iter().enumerate() {
+    sql.push_str("RESET ROLE; RESET search_path; ");
+    for row in rows {
         // Writing to a String can't fail.
-        let _ = write!(sql, "{}('{}', ", if at == 0 { "" } else { ", " }, row.event_id);
+        let _ = write!(sql, "SELECT idem_publish('{}', ", row.event_id);
         text(&mut sql, &row.topic);
         sql.push_str(", ");
         text(&mut sql, &row.key);
@@ -59,11 +53,8 @@ pub(crate) fn statements(rows: &[Row]) -> String {
         hex(&mut sql, &row.payload);
         sql.push_str(", ");
         text(&mut sql, &row.headers_json());
-        let _ = write!(sql, "::json, {})", row.occurred_at_millis);
+        let _ = write!(sql, "::json, {}); ", row.occurred_at_millis);
     }
-    sql.push_str("; ");
-    sql.push_str(WAKE);
-    sql.push_str("; ");
     sql
 }
 
