@@ -49,6 +49,7 @@ const SLOWEST: Duration = Duration::from_secs(1);
 const WAKE_SECONDS: u32 = 30;
 /// How often what waits is counted.
 const COUNT_EVERY: Duration = Duration::from_secs(5);
+const WARN_EVERY: Duration = Duration::from_secs(10);
 /// How long an end waits for acknowledgements.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -159,6 +160,7 @@ async fn turn(config: &Arc<Config>, stop: &Stop) -> Result<(), Ended> {
         found_at: Instant::now(),
         asleep: None,
         counted: None,
+        warned: None,
         slots: Slots::default(),
     };
     tracing::info!("relaying the outbox");
@@ -200,6 +202,8 @@ struct Relay {
     /// Since when publishers are to wake it.
     asleep: Option<Instant>,
     counted: Option<(Instant, Duration)>,
+    /// When it last said that something can't be sent: an outage concerns thousands.
+    warned: Option<Instant>,
     slots: Slots,
 }
 
@@ -319,8 +323,9 @@ impl Relay {
                 let Some((row, failures)) = self.rows.get_mut(&seq) else { return Ok(()) };
                 *failures += 1;
                 let pause = Duration::from_millis(100 << (*failures).min(6));
-                if *failures == 1 {
-                    tracing::warn!(topic = &*row.topic, %error, "an event of the outbox can't be sent now; trying again");
+                if self.warned.is_none_or(|warned| warned.elapsed() > WARN_EVERY) {
+                    self.warned = Some(Instant::now());
+                    tracing::warn!(topic = &*row.topic, %error, "events of the outbox can't be sent now; trying again");
                 }
                 self.under_way.push(tokio::time::sleep(pause).map(move |()| Event::Again(seq, with)).boxed());
             }
