@@ -37,6 +37,30 @@ async fn shared(tx: &mut Tx<'_>, order: Order) -> HandlerResult {
     pay(tx, order.account_id, order.amount).await
 }
 
+/// What the handlers of the scenario `outbox` publish.
+#[derive(Debug, serde::Deserialize, serde::Serialize, Event)]
+struct Paid {
+    event_id: EventId,
+    account_id: i64,
+    amount: i64,
+}
+
+async fn pay_and_tell(tx: &mut Tx<'_>, Order { account_id, amount, .. }: Order) -> HandlerResult {
+    pay(tx, account_id, amount).await?;
+    tx.publish("bench.paid", account_id, |event_id| Paid { event_id, account_id, amount }).await?;
+    Ok(())
+}
+
+#[idempotent_handler(topic = "bench.orders", group = "bench-own-publishes", concurrency = 16)]
+async fn own_publishes(tx: &mut Tx<'_>, order: Order) -> HandlerResult {
+    pay_and_tell(tx, order).await
+}
+
+#[idempotent_handler(topic = "bench.orders", group = "bench-shared-publishes", transaction = "shared")]
+async fn shared_publishes(tx: &mut Tx<'_>, order: Order) -> HandlerResult {
+    pay_and_tell(tx, order).await
+}
+
 #[idempotent_handler(topic = "bench.orders", group = "bench-batch", batch = 1000)]
 async fn batch(tx: &mut Tx<'_>, orders: Vec<Order>) -> HandlerResult {
     pay_all(tx, &orders).await

@@ -14,6 +14,7 @@ mod handlers;
 mod latency;
 mod memory;
 mod money;
+mod outbox;
 mod peers;
 mod pgbench;
 mod plot;
@@ -75,6 +76,8 @@ enum Scenario {
     Growth(growth::Args),
     /// Events that wait for a payment provider, and what their bookkeeping costs.
     Money,
+    /// Events that are published: the relay, and what publishing costs a transaction.
+    Outbox,
     #[command(hide = true)]
     Consume(consume::Args),
     #[command(hide = true)]
@@ -99,6 +102,7 @@ async fn main() -> Result<(), Failed> {
         Scenario::Memory => memory::run(&options).await?,
         Scenario::Growth(args) => growth::run(&args, &options).await?,
         Scenario::Money => money::run(&options).await?,
+        Scenario::Outbox => outbox::run(&options).await?,
         Scenario::Consume(args) => return consume::run(args).await,
         Scenario::Peer(args) => return peers::run(args).await,
     };

@@ -46,6 +46,11 @@ pub enum Command {
     /// Money calls that somebody has to look at.
     #[command(subcommand)]
     Money(MoneyCommand),
+    /// The events that are to be published.
+    #[command(subcommand)]
+    Outbox(OutboxCommand),
+    /// Send the events of the outbox until SIGTERM or SIGINT, whenever no other process does.
+    Relay,
     /// The settings.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -159,6 +164,21 @@ pub enum MoneyCommand {
         /// Who found it out, and how. No card number and nothing personal: it is kept and shown.
         #[arg(long)]
         note: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum OutboxCommand {
+    /// Count what waits, and list the events that can't be published.
+    List,
+    /// Let a parked event be sent again, and the later ones of its key after it.
+    Release {
+        /// Its number.
+        #[arg(long)]
+        seq: i64,
+        /// Delete the event instead: nobody will hear of it. Those behind it are sent.
+        #[arg(long)]
+        drop: bool,
     },
 }
 

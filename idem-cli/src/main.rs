@@ -14,11 +14,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use idem_runtime::ops::{Ops, OpsError, dlq, forget, groups, money, offsets, partitions, replay, settings, status};
-use idem_runtime::{Config, ConfigErrors};
+use idem_runtime::{Config, ConfigErrors, RunError, ops, outbox};
 
-use args::{Cli, Command, ConfigCommand, DlqCommand, Existing, GroupCommand, MoneyCommand};
+use args::{Cli, Command, ConfigCommand, DlqCommand, Existing, GroupCommand, MoneyCommand, OutboxCommand};
 use progress::Progress;
-use report::{Groups, MoneyCalls, Report, Settings};
+use report::{Groups, MoneyCalls, RelayEnded, Report, Settings};
 
 /// Why the command failed.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +27,8 @@ enum Failure {
     Ops(#[from] OpsError),
     #[error("{0}")]
     Settings(#[from] ConfigErrors),
+    #[error("{0}")]
+    Relay(#[from] RunError),
     #[error("this can't be undone by running it again, and nobody can be asked here: add --yes")]
     NobodyToAsk,
     #[error("nothing was changed")]
@@ -62,6 +64,11 @@ async fn main() -> ExitCode {
 async fn run(Cli { json, command }: Cli) -> Result<ExitCode, Failure> {
     if let Command::Config(ConfigCommand::Check) = command {
         return check_settings(json);
+    }
+    if let Command::Relay = command {
+        outbox::relay(Config::from_env()?, std::future::pending()).await?;
+        print(&RelayEnded { relay: "ended" }, json)?;
+        return Ok(ExitCode::SUCCESS);
     }
     let ops = Ops::new(Config::from_env()?);
     let progress = Progress::new();
@@ -99,7 +106,9 @@ async fn run(Cli { json, command }: Cli) -> Result<ExitCode, Failure> {
         Command::Money(MoneyCommand::Resolve { key, decision, note }) => {
             Box::new(money::resolve(&ops, &key, decision.into(), &note).await?)
         }
-        Command::Config(ConfigCommand::Check) => return check_settings(json),
+        Command::Outbox(OutboxCommand::List) => Box::new(ops::outbox::list(&ops).await?),
+        Command::Outbox(OutboxCommand::Release { seq, drop }) => Box::new(ops::outbox::release(&ops, seq, drop).await?),
+        Command::Relay | Command::Config(ConfigCommand::Check) => return check_settings(json),
     };
     progress.done();
     print(&*report, json)?;

@@ -8,6 +8,7 @@ use idem_runtime::ops::forget::Forgotten;
 use idem_runtime::ops::groups::{Accepted, Group, Resumed};
 use idem_runtime::ops::money::Call;
 use idem_runtime::ops::offsets::GroupOffsets;
+use idem_runtime::ops::outbox::{Outbox, Released};
 use idem_runtime::ops::partitions::Partitions;
 use idem_runtime::ops::replay::Replayed;
 use idem_runtime::ops::settings::Setting;
@@ -46,6 +47,62 @@ impl Report for Resumed {
             table(["topic", "partition"], rows),
             self.group
         )
+    }
+}
+
+impl Report for Outbox {
+    fn json(&self) -> String {
+        json(self)
+    }
+
+    fn text(&self) -> String {
+        let waiting = format!(
+            "{} to be sent, the oldest for {:.0} s; {}",
+            self.pending,
+            self.oldest_seconds,
+            if self.relayed { "a process relays" } else { "nobody relays" }
+        );
+        if self.parked.is_empty() {
+            return format!("{waiting}\nnothing is parked");
+        }
+        let rows = self.parked.iter().map(|parked| {
+            [
+                number(parked.seq),
+                text(&parked.topic),
+                text(&parked.reason),
+                number(parked.bytes),
+                number(parked.behind),
+                text(or_dash(parked.parked_at)),
+                text(parked.event_id),
+            ]
+        });
+        format!("{waiting}\n{}", table(["seq", "topic", "reason", "bytes", "behind it", "parked", "event"], rows))
+    }
+}
+
+impl Report for Released {
+    fn json(&self) -> String {
+        json(self)
+    }
+
+    fn text(&self) -> String {
+        format!("{} to be sent, {} dropped", self.released, self.dropped)
+    }
+}
+
+/// The relay was asked to end.
+#[derive(Serialize)]
+pub struct RelayEnded {
+    pub relay: &'static str,
+}
+
+impl Report for RelayEnded {
+    fn json(&self) -> String {
+        json(self)
+    }
+
+    fn text(&self) -> String {
+        format!("the relay has {}", self.relay)
     }
 }
 

@@ -31,7 +31,7 @@ pub use core::result::Result;
 pub use core::{concat, file, line, module_path};
 pub use inventory::submit;
 
-pub use crate::event::{DecodeError, Event, EventId, EventVersion};
+pub use crate::event::{DecodeError, Event, EventId, EventVersion, TypeField};
 pub use crate::handler::{Handler, Registration};
 pub use crate::spec::{Conflict, Expired, HandlerSpec, Money, Order, Transaction};
 

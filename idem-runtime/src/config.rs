@@ -60,6 +60,12 @@ pub struct Config {
     /// How long the provider remembers a key.
     pub(crate) money_key_ttl: Duration,
     pub(crate) money_key_format: KeyFormat,
+    /// For sessions that can't go through a pooler which shares them.
+    pub(crate) database_direct: Option<PgConnectOptions>,
+    /// Whether this process relays the outbox when nobody else does.
+    pub(crate) relay: bool,
+    /// How long after the end of a relay what it queued may still be sent.
+    pub(crate) relay_timeout: Duration,
 }
 
 /// Where a group starts on a topic that neither Kafka nor the database knows it on.
@@ -145,6 +151,8 @@ impl Config {
             reader.error("IDEM_KAFKA_BROKERS", "is not set: give the brokers, such as kafka-1:9092,kafka-2:9092");
         }
         let accept_database = reader.parsed("IDEM_ACCEPT_DATABASE", "the lineage id that the error named, a UUID");
+        let database_direct =
+            reader.parsed("IDEM_DATABASE_DIRECT_URL", "a URL such as postgres://user:password@host:5432/database");
         let kafka = reader.kafka_properties();
         let config = Self {
             database: database.unwrap_or_default(),
@@ -177,6 +185,9 @@ impl Config {
             money_key_ttl: reader.positive("IDEM_MONEY_KEY_TTL", "24h"),
             money_key_format: reader
                 .one_of("IDEM_MONEY_KEY_FORMAT", &[("bare", KeyFormat::Bare), ("quoted", KeyFormat::Quoted)]),
+            database_direct,
+            relay: reader.flag("IDEM_RELAY", true),
+            relay_timeout: reader.relay_timeout(),
         };
         if config.dedup_window <= config.clock_skew && reader.errors.is_empty() {
             reader.error(
@@ -222,6 +233,9 @@ impl fmt::Debug for Config {
             .field("money_timeout", &self.money_timeout)
             .field("money_key_ttl", &self.money_key_ttl)
             .field("money_key_format", &self.money_key_format)
+            .field("database_direct", &self.database_direct.as_ref().map(PgConnectOptions::get_host))
+            .field("relay", &self.relay)
+            .field("relay_timeout", &self.relay_timeout)
             .finish()
     }
 }
@@ -250,6 +264,7 @@ const RESERVED: &[(&str, &str)] = &[
     ("message.timeout.ms", "the library bounds a delivery itself"),
     ("delivery.timeout.ms", "the library bounds a delivery itself"),
     ("delivery.report.only.error", "the library waits for every acknowledgement"),
+    ("partitioner", "a key's partition must be the one that the Java client chooses"),
     ("max.in.flight", "the producer is always idempotent"),
     ("max.in.flight.requests.per.connection", "the producer is always idempotent"),
 ];
@@ -388,6 +403,15 @@ impl Reader {
             return None;
         }
         Some(url)
+    }
+
+    /// Shorter than a second, a busy machine alone would end it.
+    fn relay_timeout(&mut self) -> Duration {
+        let timeout = self.duration("IDEM_RELAY_TIMEOUT", "10s");
+        if !(Duration::from_secs(1)..=Duration::from_secs(300)).contains(&timeout) {
+            self.error("IDEM_RELAY_TIMEOUT", "is not from 1s to 5m");
+        }
+        timeout
     }
 
     fn clock_skew(&mut self) -> Duration {
@@ -544,6 +568,24 @@ mod tests {
             let errors = with(&[(variable, value)]).unwrap_err();
             assert_eq!(errors.0.len(), 1, "{errors}");
             assert!(errors.0[0].variable == variable && !errors.to_string().contains("sentinel"), "{errors}");
+        }
+    }
+
+    #[test]
+    fn relay_settings_are_read_and_checked() {
+        let config = with(&[]).unwrap();
+        assert_eq!((config.relay, config.relay_timeout), (true, Duration::from_secs(10)));
+        assert!(config.database_direct.is_none());
+        let direct =
+            with(&[("IDEM_DATABASE_DIRECT_URL", "postgres://u:sentinel@direct/d"), ("IDEM_RELAY", "false")]).unwrap();
+        assert!(
+            !direct.relay && format!("{direct:?}").contains("direct") && !format!("{direct:?}").contains("sentinel")
+        );
+        for (variable, value) in
+            [("IDEM_RELAY", "no"), ("IDEM_RELAY_TIMEOUT", "0s"), ("IDEM_KAFKA_PARTITIONER", "consistent_random")]
+        {
+            let errors = with(&[(variable, value)]).unwrap_err();
+            assert!(errors.0.len() == 1 && errors.0[0].variable == variable, "{errors}");
         }
     }
 

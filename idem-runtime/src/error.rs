@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::decide::outcome::Reason;
 use crate::money::MoneyError;
+use crate::outbox::PublishError;
 
 /// What a handler returns.
 pub type HandlerResult = Result<(), HandlerError>;
@@ -187,7 +188,9 @@ impl Failure {
         // Only a text that was in the program's source is sure to hold nothing of a payload.
         let safe_text = (&cause as &dyn Any).downcast_ref::<&'static str>().map(|text| Cow::Borrowed(*text));
         let (source, type_name) = (cause.into(), std::any::type_name::<E>());
-        let Some(money) = money_error(&*source) else {
+        let Some(money) = find::<MoneyError>(&*source) else {
+            let unpublishable = find(&*source).filter(|error| matches!(error, PublishError::Unpublishable { .. }));
+            let safe_text = safe_text.or_else(|| unpublishable.map(|error| error.to_string().into()));
             return Self { source, type_name, safe_text, index: None, reason: None, retry_after: None };
         };
         let safe_text = Some(money.to_string().into());
@@ -251,12 +254,13 @@ impl Failure {
     }
 }
 
-/// The failed money call in an error or its sources, whose text never quotes a payload.
-fn money_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a MoneyError> {
+/// An error of the library's own in an error or its sources. The text of those that are looked for never quotes a
+/// payload.
+fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
     let mut error = Some(error);
     while let Some(at) = error {
-        if let Some(money) = at.downcast_ref() {
-            return Some(money);
+        if let Some(found) = at.downcast_ref() {
+            return Some(found);
         }
         error = at.source();
     }

@@ -186,6 +186,10 @@ pub trait Event: Sized + Send + 'static {
     #[doc(hidden)]
     type Versions;
 
+    /// Where its payload says what kind of event it is.
+    #[doc(hidden)]
+    const TYPE_FIELD: TypeField = TypeField::EventType;
+
     /// The identifier of this event.
     fn event_id(&self) -> EventId;
 
@@ -201,6 +205,15 @@ pub trait Event: Sized + Send + 'static {
     fn version(&self) -> Option<EventVersion> {
         None
     }
+}
+
+/// Where a payload says what kind of event it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TypeField {
+    /// In `event_type`.
+    EventType,
+    /// In `type`, as [CloudEvents](https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md#type) have it.
+    CloudEvents,
 }
 
 /// Which state of what an event tells.
@@ -223,6 +236,7 @@ impl EventVersion {
 /// An event whose type has been erased, on its way from decoding to the handler.
 pub struct DecodedEvent {
     pub(crate) id: EventId,
+    pub(crate) version: Option<EventVersion>,
     pub(crate) event: Box<dyn Any + Send>,
 }
 
@@ -279,13 +293,20 @@ fn begins_an_object(payload: &[u8]) -> Result<(), DecodeError> {
     }
 }
 
-/// The payload's `event_type`, for handlers that share a topic.
-pub(crate) fn event_type(payload: &[u8]) -> Result<Option<String>, DecodeError> {
+/// What kind of event the payload says it is, for handlers that share a topic.
+pub(crate) fn event_type(payload: &[u8], field: TypeField) -> Result<Option<String>, DecodeError> {
     #[derive(serde::Deserialize)]
-    struct Peek {
+    struct Own {
         event_type: Option<String>,
     }
-    decode_json::<Peek>(payload).map(|peek| peek.event_type)
+    #[derive(serde::Deserialize)]
+    struct Cloud {
+        r#type: Option<String>,
+    }
+    match field {
+        TypeField::EventType => decode_json::<Own>(payload).map(|own| own.event_type),
+        TypeField::CloudEvents => decode_json::<Cloud>(payload).map(|cloud| cloud.r#type),
+    }
 }
 
 #[cfg(test)]
@@ -354,6 +375,15 @@ mod tests {
             assert_eq!(decode(&json).unwrap_err(), expected, "{json}");
         }
         assert!(decode(&format!("\r\n\t {{\"event_id\":\"{V7}\",\"amount\":1}}")).is_ok());
+    }
+
+    #[test]
+    fn each_kind_of_envelope_says_its_type_in_a_field_of_its_own() {
+        let payload = br#"{"event_type":"paid","type":7}"#;
+        assert_eq!(event_type(payload, TypeField::EventType).unwrap().as_deref(), Some("paid"));
+        assert!(event_type(payload, TypeField::CloudEvents).is_err());
+        let payload = br#"{"event_type":7,"type":"paid"}"#;
+        assert_eq!(event_type(payload, TypeField::CloudEvents).unwrap().as_deref(), Some("paid"));
     }
 
     #[test]

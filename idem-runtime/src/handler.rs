@@ -11,9 +11,10 @@ use futures_util::future::BoxFuture;
 use sqlx::PgConnection;
 
 use crate::error::HandlerResult;
-use crate::event::{DecodeError, DecodedEvent, EventId};
+use crate::event::{DecodeError, DecodedEvent, EventId, EventVersion, TypeField};
 use crate::kafka::record::{self, Origin, Record};
 use crate::money::{self, MoneyClient};
+use crate::outbox::Buffer;
 use crate::spec::HandlerSpec;
 
 /// The transaction that holds the dedup row and everything the handler writes.
@@ -32,6 +33,8 @@ use crate::spec::HandlerSpec;
 /// ```
 pub struct Tx<'c> {
     pub(crate) connection: &'c mut PgConnection,
+    /// What the handler publishes.
+    pub(crate) outbox: Buffer<'c>,
 }
 
 impl Deref for Tx<'_> {
@@ -216,6 +219,7 @@ pub type DecodeFn = fn(&[u8]) -> Result<DecodedEvent, DecodeError>;
 pub struct Decode {
     pub(crate) one: DecodeFn,
     pub(crate) many: fn() -> Box<dyn Decoded>,
+    pub(crate) type_field: TypeField,
 }
 
 /// Decoded events of one handler, in order. Only their type is erased, and only once for all of them.
@@ -224,7 +228,7 @@ pub trait Decoded: Send {
     ///
     /// # Errors
     /// When the value is no such event; then none is added.
-    fn push(&mut self, payload: &[u8]) -> Result<EventId, DecodeError>;
+    fn push(&mut self, payload: &[u8]) -> Result<(EventId, Option<EventVersion>), DecodeError>;
 
     /// Drops those that are not to be kept.
     fn retain(&mut self, keep: &[bool]);

@@ -4,7 +4,7 @@
 //! queue or an offset reset delivers an event again, and an account is debited twice.
 //!
 //! [`idempotent_handler`](macro@idempotent_handler) has the attribute, [`failures`] what is retried and where it ends, [`money`]
-//! how a payment provider is called.
+//! how a payment provider is called, [`outbox`] how events are published.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used))]
 #![warn(missing_docs)]
@@ -33,6 +33,7 @@ mod lane;
 pub mod money;
 mod move_on;
 pub mod ops;
+pub mod outbox;
 mod parking;
 mod pg;
 mod pipeline;

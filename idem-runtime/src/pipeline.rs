@@ -1,6 +1,6 @@
 //! What happens to one event, in its order, on one page:
 //!
-//! decode → gate → begin → dedup insert → handler → check → commit
+//! decode → gate → begin → dedup insert → version guard → handler → check → outbox → commit
 //!
 //! and then, by the outcome: the watermark moves, or the event waits in place, or it is moved to a
 //! retry topic or the dead letter queue first. Progress and offset follow the watermark
@@ -42,11 +42,14 @@ use crate::kafka::names;
 use crate::kafka::record::{Origin, Record};
 use crate::money;
 use crate::move_on::move_on;
+use crate::outbox::{Handled, Parents};
 use crate::parking::Parking;
 use crate::pg::commit::{Commit, commit, is_of_a_removed_statement};
 use crate::pg::dedup::{self, Check, Inserted, TransactionId};
 use crate::pg::event_session::{self, EventSession};
+use crate::pg::outbox;
 use crate::pg::session::{bounded, on_service};
+use crate::pg::versions;
 use crate::probe::{self, CrashPoint};
 use crate::run::RunError;
 use crate::stop::Stop;
@@ -309,7 +312,7 @@ impl Connection {
     }
 }
 
-/// begin → dedup insert → handler → check → commit
+/// begin → dedup insert → version guard → handler → check → outbox → commit
 async fn transaction(
     group: &GroupContext,
     claim: Claim<'_>,
@@ -339,6 +342,19 @@ async fn transaction(
         }
     };
 
+    // version guard
+    if let Some(version) = event.version.as_ref().filter(|_| handler.spec.stale) {
+        match bounded(versions::advance(&mut tx, &group.name, version)).await {
+            Ok(true) => {}
+            Ok(false) => return (Outcome::Stale, rolled_back(tx).await),
+            Err(error) => {
+                let connection = after_error(tx, &error).await;
+                return (HandlerError::from(error).into(), connection);
+            }
+        }
+    }
+
+    tx.outbox.called_for(parents(group, handler, [(event.id, delivered)]));
     *calls = money_calls(group, handler, event.id, delivered, horizon);
     let params = ParamSource { states: &group.states, delivered, money: calls.as_ref() };
     let ended = handled(group, claim, handler, event.event, params, tx, transaction_id).await;
@@ -382,12 +398,13 @@ async fn handled(
         };
     }
 
-    // check, commit
+    // check, outbox, commit
     probe::at(CrashPoint::BeforeCommit).await;
     let sessions = &group.pools.handlers;
     let is_prepared = !sessions.are_statements_removed();
     let calls = money.map(|money| money.statements(is_prepared)).unwrap_or_default();
-    match bounded(commit(&mut tx, transaction_id, owner, &calls, is_prepared)).await {
+    let published = outbox::statements(tx.outbox.rows());
+    match bounded(commit(&mut tx, transaction_id, owner, &calls, &published, is_prepared)).await {
         Ok(Commit::Done) => {
             probe::at(CrashPoint::AfterCommit).await;
             (Outcome::Done, if is_prepared { Connection::Usable } else { Connection::Unknown })
@@ -426,6 +443,22 @@ fn another_server(group: &GroupContext) -> Failure {
 fn replaced(group: &GroupContext) -> Outcome {
     group.doubt.notify_one();
     Outcome::Infrastructure(Failure::new("another member has taken the partition over"))
+}
+
+/// The events that a handler is called for, as what it publishes is derived from them.
+fn parents<'a>(
+    group: &'a GroupContext,
+    handler: &'a Handler,
+    events: impl IntoIterator<Item = (EventId, Delivered<'a>)>,
+) -> Parents<'a> {
+    let window_millis = u64::try_from(group.config.dedup_window.as_millis()).unwrap_or(u64::MAX);
+    let (group, handler, is_batch) = (&*group.name, handler.spec.name, handler.spec.batch.is_some());
+    let handled = |(id, delivered)| Handled { id, group, handler, window_millis, delivered };
+    let mut all = events.into_iter().map(handled);
+    if is_batch {
+        return Parents::Batch(all.map(|handled| (handled.id, handled)).collect());
+    }
+    all.next().map_or(Parents::None, Parents::One)
 }
 
 /// The money calls that the handler may make, if it makes any.
@@ -522,6 +555,7 @@ fn foreign_record() -> Outcome {
 fn report(group: &GroupContext, record: &Record, handler: &str, outcome: &Outcome, step: &Step, moved: bool) {
     let settled = match (step, outcome) {
         (Step::Advance, Outcome::Duplicate) => "duplicate",
+        (Step::Advance, Outcome::Stale) => "stale",
         (Step::Advance, Outcome::Expired) => "expired",
         (Step::Advance, Outcome::Unmatched) => "unmatched",
         (Step::Advance, _) => "done",

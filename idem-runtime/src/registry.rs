@@ -71,15 +71,6 @@ pub(crate) fn problems(handlers: &[Handler], states: &States) -> Vec<String> {
     problems.extend(same_names(handlers));
     problems.extend(same_money_keys(handlers));
     for handler in handlers {
-        let unavailable = handler.spec.unavailable();
-        if !unavailable.is_empty() {
-            let be = if unavailable.len() == 1 { "is" } else { "are" };
-            problems.push(format!(
-                "{}: `{}` {be} not available yet in this version",
-                place(handler),
-                unavailable.join("` and `")
-            ));
-        }
         for need in handler.needs.iter().filter(|need| !states.contains(need.id)) {
             problems.push(format!(
                 "{} needs a State<{}>, and none was given: add `.state(..)` to the builder",
@@ -297,24 +288,6 @@ mod tests {
             ["topic `orders` in group `billing` has two handlers for event_type `paid`: \
               first (src/main.rs:7) and second (src/main.rs:40)"]
         );
-    }
-
-    #[test]
-    fn what_the_runtime_cannot_drive_yet_is_refused_by_name_and_place() {
-        let with = |set: fn(&mut HandlerSpec)| {
-            let mut handler = handler("shop::on_order", "orders", "billing", None);
-            set(&mut handler.spec);
-            problems(&[handler], &States::default())
-        };
-        assert_eq!(with(|spec| spec.money = Some(Money { operation: None, conflict: Conflict::Auto })), [""; 0]);
-        assert_eq!(
-            with(|spec| (spec.expired, spec.stale) = (Expired::Skip, true)),
-            ["shop::on_order (src/main.rs:7): `stale` is not available yet in this version"]
-        );
-        assert_eq!(with(|spec| (spec.batch, spec.transaction) = (Some(500), Transaction::Shared)), [""; 0]);
-        assert_eq!(with(|spec| spec.order = Order::Key), [""; 0]);
-        assert_eq!(with(|spec| spec.expired = Expired::Skip), [""; 0]);
-        assert_eq!(with(|spec| spec.expired = Expired::Process), [""; 0]);
     }
 
     #[test]

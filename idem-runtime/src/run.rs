@@ -23,6 +23,7 @@ use crate::kafka::admin::{self, Need, TopicError};
 use crate::kafka::producer::Producer;
 use crate::kafka::queue::Memory;
 use crate::money;
+use crate::outbox::relay;
 use crate::pg::adopt::{self, AdoptError};
 use crate::pg::maintenance::{self, FirstPositions};
 use crate::pg::migrate;
@@ -293,6 +294,9 @@ impl Running {
         let names = groups.iter().map(|group| Arc::clone(&group.name)).collect();
         maintenance.spawn(maintenance::keep_small(pools.clone(), rules, first_positions, names));
         maintenance.spawn(rows::keep_aging(pools.service.clone(), self.config.dedup_window));
+        // Ends after the handlers, which publish until they end.
+        let (relay_stopper, relay_stop) = stop::channel();
+        let relay = self.config.relay.then(|| tokio::spawn(relay::keep(Arc::clone(&self.config), relay_stop)));
         let (stopper, stop) = stop::channel();
         let mut coordinators = JoinSet::new();
         for group in groups {
@@ -319,6 +323,10 @@ impl Running {
         stopper.stop();
         while coordinators.join_next().await.is_some() {}
         maintenance.abort_all();
+        relay_stopper.stop();
+        if let Some(relay) = relay {
+            let _ = relay.await;
+        }
         producer.flush(Duration::from_secs(1)).await;
         failure.map_or(Ok(()), Err)
     }
@@ -410,7 +418,7 @@ impl Running {
 }
 
 /// SIGTERM or SIGINT.
-async fn termination() {
+pub(crate) async fn termination() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};

@@ -85,10 +85,3 @@ pub enum Expired {
     /// Skipped.
     Skip,
 }
-
-impl HandlerSpec {
-    /// The pairs of the attribute that the runtime can't drive yet.
-    pub(crate) fn unavailable(&self) -> Vec<&'static str> {
-        self.stale.then_some("stale").into_iter().collect()
-    }
-}

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -46,8 +46,19 @@ pub fn arguments() -> Vec<OsString> {
 /// When it fails.
 #[must_use]
 pub fn run(class: &str, args: &[&str]) -> String {
+    run_with_input(class, args, "")
+}
+
+/// The same with something to read on its standard input.
+///
+/// # Panics
+/// When it fails.
+#[must_use]
+pub fn run_with_input(class: &str, args: &[&str], input: &str) -> String {
+    let mut file = tempfile::tempfile().expect("a writable temporary directory");
+    file.write_all(input.as_bytes()).and_then(|()| file.rewind()).expect("a file of our own is writable");
     let mut java = Command::new("java");
-    java.args(arguments()).arg(class).args(args);
+    java.args(arguments()).arg(class).args(args).stdin(file);
     let output = output(&mut java, "java", "default-jre-headless");
     let printed = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{class} {} failed:\n{printed}", args.join(" "));
@@ -75,13 +86,13 @@ fn libraries() -> PathBuf {
 
 /// Fetches the jars beside their place and moves them there when all have arrived.
 fn fetch(harness: &Path, kafka: &Path) {
-    let _ = output(Command::new("java").arg("-version"), "java", "default-jre-headless");
+    let _ = output(Command::new("java").arg("-version").stdin(Stdio::null()), "java", "default-jre-headless");
     let scratch = tempfile::tempdir_in(harness).expect("the harness directory was just written to");
     fs::write(scratch.path().join("pom.xml"), POM.replace("VERSION", KAFKA))
         .expect("a directory of our own is writable");
     let mut maven = Command::new("mvn");
     maven.current_dir(scratch.path());
-    maven.args(["-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"]);
+    maven.args(["-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"]).stdin(Stdio::null());
     let fetched = output(&mut maven, "mvn", "maven");
     assert!(
         fetched.status.success(),
@@ -93,7 +104,7 @@ fn fetch(harness: &Path, kafka: &Path) {
 
 /// Runs a program to its end; one that is missing is named with its package.
 fn output(command: &mut Command, program: &str, package: &str) -> Output {
-    match command.stdin(Stdio::null()).output() {
+    match command.output() {
         Ok(output) => output,
         Err(error) if error.kind() == ErrorKind::NotFound => panic!(
             "tests against real Kafka need `{program}`, which is not on PATH: on Debian, apt-get install {package}"

@@ -10,7 +10,7 @@ use crate::paths;
 
 /// `impl Event for ..`, each bound checked by one helper at the place to blame.
 pub fn implementation(event: &Event) -> TokenStream {
-    let Event { ident, generics, identity, version } = event;
+    let Event { ident, generics, identity, version, cloud } = event;
     let import = paths::import();
     let id = match identity {
         Identity::Id(part) => on_field("id", part),
@@ -31,6 +31,11 @@ pub fn implementation(event: &Event) -> TokenStream {
             (quote!(Versioned), Some(method))
         }
     };
+    let type_field = cloud.then(|| {
+        quote!(
+            const TYPE_FIELD: __idem::TypeField = __idem::TypeField::CloudEvents;
+        )
+    });
     let decode = paths::call("decode", site(ident), &quote!(__payload));
     let (impl_generics, ty_generics, clause) = generics.split_for_impl();
     // What the parameters must be is known only where they are: `Self` as a whole has to be one.
@@ -51,6 +56,7 @@ pub fn implementation(event: &Event) -> TokenStream {
             #[automatically_derived]
             impl #impl_generics __idem::Event for #ident #ty_generics #clause #generic {
                 type Versions = __idem::#versions;
+                #type_field
                 fn event_id(&self) -> __idem::EventId {
                     #id
                 }

@@ -14,6 +14,8 @@ pub struct Event<'a> {
     pub generics: &'a Generics,
     pub identity: Identity<'a>,
     pub version: Option<Version<'a>>,
+    /// Its fields have the names of CloudEvents.
+    pub cloud: bool,
 }
 
 /// A field, and where its type stands.
@@ -38,10 +40,12 @@ type Marked<'a> = Vec<(&'a Field, Site)>;
 pub fn read<'a>(input: &'a DeriveInput, diag: &mut Diag) -> Option<Event<'a>> {
     let fields = named_fields(input, diag)?;
     lifetimes(input, diag);
-    let mut keys = Vec::new();
+    let (mut keys, mut cloud) = (Vec::new(), false);
     for word in words::read(&input.attrs, Place::Struct, diag) {
-        if let Kind::Key(fields) = word.kind {
-            keys.push((fields, word.at));
+        match word.kind {
+            Kind::Key(fields) => keys.push((fields, word.at)),
+            Kind::CloudEvents => cloud = true,
+            Kind::Id | Kind::Version | Kind::Aggregate => {}
         }
     }
     let (mut ids, mut versions, mut aggregates) = (Marked::new(), Marked::new(), Marked::new());
@@ -51,13 +55,13 @@ pub fn read<'a>(input: &'a DeriveInput, diag: &mut Diag) -> Option<Event<'a>> {
                 Kind::Id => ids.push((field, word.at)),
                 Kind::Version => versions.push((field, word.at)),
                 Kind::Aggregate => aggregates.push((field, word.at)),
-                Kind::Key(_) => {}
+                Kind::Key(_) | Kind::CloudEvents => {}
             }
         }
     }
     let version = version(input, &versions, &aggregates, diag);
     let identity = match keys.as_slice() {
-        [] => Identity::Id(part(id_field(input, &fields, &ids, diag)?)?),
+        [] => Identity::Id(part(id_field(input, &fields, &ids, cloud, diag)?)?),
         [(key, at), more @ ..] => {
             if let Some((_, second)) = more.first() {
                 diag.error(*second, format!("the event `{}` has two natural keys", input.ident))
@@ -72,7 +76,7 @@ pub fn read<'a>(input: &'a DeriveInput, diag: &mut Diag) -> Option<Event<'a>> {
     if diag.has_errors() {
         return None;
     }
-    Some(Event { ident: &input.ident, generics: &input.generics, identity, version })
+    Some(Event { ident: &input.ident, generics: &input.generics, identity, version, cloud })
 }
 
 fn named_fields<'a>(input: &'a DeriveInput, diag: &mut Diag) -> Option<Vec<&'a Field>> {
@@ -109,12 +113,19 @@ fn lifetimes(input: &DeriveInput, diag: &mut Diag) {
     }
 }
 
-/// The marked field, else the one named `event_id`.
-fn id_field<'a>(input: &DeriveInput, fields: &[&'a Field], ids: &Marked<'a>, diag: &mut Diag) -> Option<&'a Field> {
+/// The marked field, else the one named `event_id`, or with `cloudevents` the one named `id`.
+fn id_field<'a>(
+    input: &DeriveInput,
+    fields: &[&'a Field],
+    ids: &Marked<'a>,
+    cloud: bool,
+    diag: &mut Diag,
+) -> Option<&'a Field> {
+    let name = if cloud { "id" } else { "event_id" };
     if let Some(field) = only(input, ids, "id", diag) {
         return Some(field);
     }
-    if let Some(field) = fields.iter().find(|field| is_named(field, "event_id")) {
+    if let Some(field) = fields.iter().find(|field| is_named(field, name)) {
         return Some(*field);
     }
     if diag.has_errors() {
@@ -126,7 +137,7 @@ fn id_field<'a>(input: &DeriveInput, fields: &[&'a Field], ids: &Marked<'a>, dia
     match typed.and_then(|field| field.ident.as_ref()) {
         Some(field) => report.help(format!("mark the field: `#[event(id)] {field}: EventId`")),
         None => report
-            .help("add a field `event_id: EventId`, or mark another one with `#[event(id)]`")
+            .help(format!("add a field `{name}: EventId`, or mark another one with `#[event(id)]`"))
             .help("or name the fields that tell events apart: `#[event(key(order_id, kind))]`"),
     };
     None

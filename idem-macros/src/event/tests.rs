@@ -40,6 +40,14 @@ fn an_event_with_a_natural_key_and_a_version() {
 }
 
 #[test]
+fn an_event_of_another_envelope_differs_in_where_its_type_stands() {
+    let own = expanded("struct Paid { #[event(id)] id: EventId }");
+    let cloud = expanded("#[event(cloudevents)] struct Paid { id: EventId }");
+    let differs: Vec<&str> = cloud.lines().filter(|line| !own.contains(line)).map(str::trim).collect();
+    assert_eq!(differs, ["const TYPE_FIELD: __idem::TypeField = __idem::TypeField::CloudEvents;"]);
+}
+
+#[test]
 fn a_generic_event() {
     insta::assert_snapshot!(expanded(
         "struct Envelope<T: Clone, const N: usize> where T: Eq { event_id: EventId, data: [T; N] }"
@@ -59,6 +67,9 @@ fn which_field_is_the_id() {
         ("struct E { event_id: String, #[event(id)] message: EventId }", "message"),
         ("#[event(key(a, r#type,))] struct E { r#type: i64, a: i64, event_id: EventId }", "a+r#type"),
         ("struct E { event_id: EventId, #[event(version)] v: i64, #[event(aggregate)] a: i64 }", "event_id"),
+        ("#[event(cloudevents)] struct E { id: EventId, event_id: EventId }", "id"),
+        ("#[event(cloudevents)] struct E { #[event(id)] message: EventId, id: String }", "message"),
+        ("#[event(cloudevents, key(a))] struct E { a: i64 }", "a"),
     ];
     for (item, expected) in good {
         assert_eq!(id_of(item).as_deref(), Ok(expected), "{item}");
@@ -85,6 +96,10 @@ fn which_field_is_the_id() {
         ("#[event(key(a), key(b))] struct E { a: i64, b: i64 }", "two natural keys"),
         ("#[event(key(a))] struct E { a: i64, #[event(id)] b: EventId }", "an id and a natural key"),
         ("struct E { #[event(key)] a: i64 }", "stands on the struct"),
+        ("struct E { #[event(cloudevents)] event_id: EventId }", "stands on the struct"),
+        ("#[event(cloudevents)] struct E { event: String }", "the event `E` has no id"),
+        ("#[event(cloudevents = true)] struct E { id: EventId }", "takes no value"),
+        ("#[event(cloudevent)] struct E { id: EventId }", "did you mean `#[event(cloudevents)]`"),
         ("struct E { event_id: EventId, #[event(version)] v: i64 }", "belongs to no aggregate"),
         ("struct E { event_id: EventId, #[event(aggregate)] v: i64 }", "has no version"),
         ("struct E { event_id: EventId, #[event(version = 1)] v: i64 }", "takes no value"),

@@ -24,6 +24,8 @@ pub enum Kind {
     Aggregate,
     /// `key(field, ..)`, on the struct; `None` when its list is broken.
     Key(Option<Vec<Ident>>),
+    /// `cloudevents`, on the struct.
+    CloudEvents,
 }
 
 /// What the attribute stands on.
@@ -33,7 +35,7 @@ pub enum Place {
     Field,
 }
 
-const WORDS: [&str; 4] = ["id", "key", "version", "aggregate"];
+const WORDS: [&str; 5] = ["id", "key", "version", "aggregate", "cloudevents"];
 
 /// The words of all `#[event(..)]`; those that mean nothing here are reported.
 pub fn read(attrs: &[Attribute], place: Place, diag: &mut Diag) -> Vec<Word> {
@@ -60,6 +62,12 @@ fn word(meta: &ParseNestedMeta, place: Place, diag: &mut Diag) -> syn::Result<Op
         "version" => Kind::Version,
         "aggregate" => Kind::Aggregate,
         "key" if place == Place::Struct => return Ok(Some(Word { kind: Kind::Key(key(at, &value, diag)), at })),
+        "cloudevents" if place == Place::Field => {
+            diag.error(at, "`cloudevents` stands on the struct: it says what its fields are called")
+                .help("`#[event(cloudevents)]` above `struct`");
+            return Ok(None);
+        }
+        "cloudevents" => Kind::CloudEvents,
         "key" => {
             diag.error(at, "a natural key stands on the struct, and names its fields")
                 .help("`#[event(key(order_id, kind))]` above `struct`");
@@ -72,7 +80,7 @@ fn word(meta: &ParseNestedMeta, place: Place, diag: &mut Diag) -> syn::Result<Op
             return Ok(None);
         }
     };
-    if place == Place::Struct {
+    if place == Place::Struct && !matches!(kind, Kind::CloudEvents) {
         diag.error(at, format!("`#[event({word})]` marks a field"))
             .help(format!("put it on the field that holds the {word}"));
         return Ok(None);

@@ -9,7 +9,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use super::Payload;
 use super::rules::{Client, NeedsNoMoney, NoClient};
 use crate::error::{HandlerError, HandlerResult};
-use crate::event::{DecodeError, DecodedEvent, Event, EventId};
+use crate::event::{DecodeError, DecodedEvent, Event, EventId, EventVersion};
 use crate::handler::{Decode, Decoded, Delivery, ParamSource, State, StateNeed, Tx};
 use crate::money::MoneyClient;
 
@@ -56,7 +56,7 @@ pub fn event<E>() -> EventSlot<E, E, E::Versions>
 where
     E: Event,
 {
-    let decode = Decode { one: decode_one::<E>, many: none_yet::<E> };
+    let decode = Decode { one: decode_one::<E>, many: none_yet::<E>, type_field: E::TYPE_FIELD };
     EventSlot { decode, take: of_its_type, of: PhantomData }
 }
 
@@ -87,19 +87,19 @@ pub fn events<B>() -> EventSlot<B, B::Event, <B::Event as Event>::Versions>
 where
     B: Batch,
 {
-    let decode = Decode { one: decode_alone::<B::Event>, many: none_yet::<B::Event> };
+    let decode = Decode { one: decode_alone::<B::Event>, many: none_yet::<B::Event>, type_field: B::Event::TYPE_FIELD };
     EventSlot { decode, take: |payload| B::whole(of_its_type(payload)), of: PhantomData }
 }
 
 fn decode_one<E: Event>(payload: &[u8]) -> Result<DecodedEvent, DecodeError> {
     let event = E::decode(payload)?;
-    Ok(DecodedEvent { id: event.event_id(), event: Box::new(event) })
+    Ok(DecodedEvent { id: event.event_id(), version: event.version(), event: Box::new(event) })
 }
 
 /// A batch of one.
 fn decode_alone<E: Event>(payload: &[u8]) -> Result<DecodedEvent, DecodeError> {
     let event = E::decode(payload)?;
-    Ok(DecodedEvent { id: event.event_id(), event: Box::new(vec![event]) })
+    Ok(DecodedEvent { id: event.event_id(), version: event.version(), event: Box::new(vec![event]) })
 }
 
 fn none_yet<E: Event>() -> Box<dyn Decoded> {
@@ -109,11 +109,11 @@ fn none_yet<E: Event>() -> Box<dyn Decoded> {
 struct Events<E>(Vec<E>);
 
 impl<E: Event> Decoded for Events<E> {
-    fn push(&mut self, payload: &[u8]) -> Result<EventId, DecodeError> {
+    fn push(&mut self, payload: &[u8]) -> Result<(EventId, Option<EventVersion>), DecodeError> {
         let event = E::decode(payload)?;
-        let id = event.event_id();
+        let of = (event.event_id(), event.version());
         self.0.push(event);
-        Ok(id)
+        Ok(of)
     }
 
     fn retain(&mut self, keep: &[bool]) {
@@ -356,7 +356,7 @@ mod tests {
     fn events_of_a_shared_transaction_pass_one_by_one() {
         let slot = event::<Paid>();
         let mut decoded = (slot.decode().many)();
-        let ids: Vec<EventId> = (0..3).map(|_| decoded.push(PAID).unwrap()).collect();
+        let ids: Vec<EventId> = (0..3).map(|_| decoded.push(PAID).unwrap().0).collect();
         assert!(decoded.push(b"1").is_err());
         decoded.retain(&[true, false, true]);
         let events: Vec<Paid> = decoded.singly().map(|payload| slot.take(payload)).collect();

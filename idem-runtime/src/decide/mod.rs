@@ -7,6 +7,7 @@ pub(crate) mod batch_size;
 pub(crate) mod brake;
 pub(crate) mod caught_up;
 pub(crate) mod circuit;
+pub(crate) mod derived_id;
 pub(crate) mod key_lanes;
 pub(crate) mod memory;
 pub(crate) mod money;
@@ -16,6 +17,7 @@ pub(crate) mod outcome;
 pub(crate) mod parking;
 pub(crate) mod position;
 pub(crate) mod progress;
+pub(crate) mod relay;
 pub(crate) mod replay;
 pub(crate) mod retention;
 pub(crate) mod retry;
@@ -23,6 +25,7 @@ pub(crate) mod sql_error;
 pub(crate) mod step;
 pub(crate) mod topics;
 pub(crate) mod turns;
+pub(crate) mod versions;
 pub(crate) mod window;
 
 #[cfg(test)]

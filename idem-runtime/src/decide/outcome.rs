@@ -10,6 +10,8 @@ pub(crate) enum Outcome {
     Done,
     /// The dedup row was there already: nothing ran.
     Duplicate,
+    /// The group has applied this version of its aggregate, or a later one: nothing ran.
+    Stale,
     /// The group may have processed it and forgotten; its handler wants it skipped.
     Expired,
     /// No handler of the group takes this `event_type`.
@@ -41,7 +43,9 @@ impl Outcome {
             Self::Infrastructure(failure) | Self::Transient { failure, .. } | Self::Permanent { failure, .. } => {
                 Some(failure)
             }
-            Self::Done | Self::Duplicate | Self::Expired | Self::Unmatched | Self::TransactionEnded => None,
+            Self::Done | Self::Duplicate | Self::Stale | Self::Expired | Self::Unmatched | Self::TransactionEnded => {
+                None
+            }
         }
     }
 

@@ -38,7 +38,7 @@ pub(crate) fn after(
     circuit: Verdict,
 ) -> Step {
     match outcome {
-        Outcome::Done | Outcome::Duplicate | Outcome::Expired => Step::Advance,
+        Outcome::Done | Outcome::Duplicate | Outcome::Stale | Outcome::Expired => Step::Advance,
         Outcome::Unmatched if unmatched_is_dead => Step::DeadLetter { reason: Reason::Unmatched },
         Outcome::Unmatched => Step::Advance,
         Outcome::Infrastructure(_) => Step::WaitInPlace,
@@ -94,6 +94,7 @@ mod tests {
         let cases = [
             (Outcome::Done, 0, false, Step::Advance),
             (Outcome::Duplicate, 0, false, Step::Advance),
+            (Outcome::Stale, 0, false, Step::Advance),
             (Outcome::Expired, 3, true, Step::Advance),
             (Outcome::Unmatched, 0, false, Step::Advance),
             (Outcome::Unmatched, 0, true, dead(Reason::Unmatched)),

@@ -16,7 +16,7 @@ use uuid::Uuid;
 pub(crate) use self::coordinator::Coordinator;
 use crate::circuit::Circuit;
 use crate::config::Config;
-use crate::event::DecodeError;
+use crate::event::{DecodeError, TypeField};
 use crate::handler::{Handler, States};
 use crate::health::Health;
 use crate::kafka::names;
@@ -100,14 +100,24 @@ impl GroupContext {
             ([only], _) if only.spec.event_type.is_none() => Match::Handler(only),
             // Any of them says that there is no value.
             ([first, ..], None) => Match::Handler(first),
-            (_, Some(payload)) => match crate::event::event_type(payload) {
-                Ok(Some(event_type)) => handlers
-                    .iter()
-                    .find(|handler| handler.spec.event_type == Some(&*event_type))
-                    .map_or(Match::None, Match::Handler),
-                Ok(None) => Match::None,
-                Err(error) => Match::Unparsable(error),
-            },
+            (handlers, Some(payload)) => {
+                for field in [TypeField::EventType, TypeField::CloudEvents] {
+                    let mut typed = handlers.iter().filter(|handler| handler.decode.type_field == field).peekable();
+                    if typed.peek().is_none() {
+                        continue;
+                    }
+                    match crate::event::event_type(payload, field) {
+                        Ok(Some(event_type)) => {
+                            if let Some(found) = typed.find(|handler| handler.spec.event_type == Some(&*event_type)) {
+                                return Match::Handler(found);
+                            }
+                        }
+                        Ok(None) => {}
+                        Err(error) => return Match::Unparsable(error),
+                    }
+                }
+                Match::None
+            }
         }
     }
 

@@ -93,6 +93,12 @@ pub enum OpsError {
         /// Why not, and what to do.
         why: &'static str,
     },
+    /// There is no such parked event.
+    #[error("no event with the number {seq} is parked: `idem outbox list` shows those that are")]
+    NotParked {
+        /// The number.
+        seq: i64,
+    },
     /// A replay could not go on.
     #[error(
         "stopped after {replayed} replayed: topic `{topic}` did not take a record ({source}). Run it again when the \

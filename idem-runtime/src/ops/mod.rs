@@ -24,6 +24,7 @@ pub mod forget;
 pub mod groups;
 pub mod money;
 pub mod offsets;
+pub mod outbox;
 pub mod partitions;
 pub mod replay;
 pub mod settings;

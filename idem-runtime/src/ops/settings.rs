@@ -71,6 +71,7 @@ pub fn of(config: &Config) -> Vec<Setting> {
     ]
     .into_iter()
     .chain(money(config))
+    .chain(relay(config))
     .map(|(variable, value)| Setting { variable: variable.to_owned(), value })
     .collect();
     settings.extend(config.kafka.keys().map(|property| Setting {
@@ -94,6 +95,16 @@ fn money(config: &Config) -> [(&'static str, String); 4] {
     ]
 }
 
+fn relay(config: &Config) -> [(&'static str, String); 3] {
+    let direct = config.database_direct.as_ref();
+    let direct = direct.map(|direct| format!("postgres://{REDACTED}@{}:{}", direct.get_host(), direct.get_port()));
+    [
+        ("IDEM_RELAY", config.relay.to_string()),
+        ("IDEM_RELAY_TIMEOUT", humantime::format_duration(config.relay_timeout).to_string()),
+        ("IDEM_DATABASE_DIRECT_URL", direct.unwrap_or_default()),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,6 +114,7 @@ mod tests {
         let secret = "sentinel-4711";
         let config = Config::from_vars([
             ("IDEM_DATABASE_URL", format!("postgres://{secret}:{secret}@db/app")),
+            ("IDEM_DATABASE_DIRECT_URL", format!("postgres://{secret}:{secret}@db/app")),
             ("IDEM_KAFKA_BROKERS", "kafka:9092".to_owned()),
             ("IDEM_KAFKA_SASL_PASSWORD", secret.to_owned()),
         ])

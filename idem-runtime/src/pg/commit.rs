@@ -37,9 +37,9 @@ macro_rules! check_of {
 /// behind it in the same message, so the check fails by one: a setting that there is not.
 pub(super) const PREPARE: &str = concat!("PREPARE idem_check (bigint) AS ", check_of!("$1"));
 
-/// [`check`], `notes`, and COMMIT if they go well; in one round trip, but where the order of keys is kept.
+/// [`check`], `notes`, `last`, and COMMIT if they go well; in one round trip, but where the order of keys is kept.
 ///
-/// `notes`: statements of the library's own, each with its semicolon, or none. One that finds something else than it
+/// `last`: statements that belong to the effects, as COMMIT does: what they fail with is the event's. `notes`: statements of the library's own, each with its semicolon, or none. One that finds something else than it
 /// was to note fails by a setting that there is not. `is_prepared`: the session still has what it prepared.
 ///
 /// # Errors
@@ -50,6 +50,7 @@ pub(crate) async fn commit(
     id: TransactionId,
     owner: Option<&Owner>,
     notes: &str,
+    last: &str,
     is_prepared: bool,
 ) -> Result<Commit, sqlx::Error> {
     let is_checked = owner.is_some();
@@ -65,14 +66,14 @@ pub(crate) async fn commit(
         (false, true) => format!("EXECUTE idem_check ({}); ", id.get()),
         (false, false) => format!(concat!(check_of!("{}"), "; "), id.get()),
     };
-    let before_commit = usize::from(!is_checked) + notes.matches("; ").count();
-    let mut answers = sqlx::raw_sql(AssertSqlSafe(format!("{check}{notes}COMMIT"))).fetch_many(tx);
+    let before_last = usize::from(!is_checked) + notes.matches("; ").count();
+    let mut answers = sqlx::raw_sql(AssertSqlSafe(format!("{check}{notes}{last}COMMIT"))).fetch_many(tx);
     let mut completed = 0;
     while let Some(answer) = answers.next().await {
         match answer {
             Ok(Either::Left(_)) => completed += 1,
             Ok(Either::Right(_)) => {}
-            Err(error) if completed >= before_commit => return Ok(Commit::Failed(error)),
+            Err(error) if completed >= before_last => return Ok(Commit::Failed(error)),
             Err(error) => {
                 let of_notes = is_checked || completed > 0;
                 return match error {

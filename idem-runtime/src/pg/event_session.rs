@@ -12,6 +12,7 @@ use super::progress::Server;
 use super::session::{Session, bounded};
 use super::{commit, dedup};
 use crate::handler::Tx;
+use crate::outbox::Buffer;
 
 /// After it a connection is replaced, as sqlx's pool would.
 const LONGEST_LIFE: Duration = Duration::from_secs(1_800);
@@ -144,7 +145,7 @@ impl EventSession<'_> {
     /// What the handler gets. Nothing is begun yet.
     pub(crate) fn tx(&mut self) -> Tx<'_> {
         match &mut self.kept {
-            Some(kept) => Tx { connection: &mut kept.connection },
+            Some(kept) => Tx { connection: &mut kept.connection, outbox: Buffer::default() },
             None => unreachable!("only `release` takes it, and ends this"),
         }
     }

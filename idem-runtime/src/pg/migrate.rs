@@ -16,6 +16,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (4, "create money", include_str!("../../migrations/0004_create_money.sql")),
     (5, "create group horizon", include_str!("../../migrations/0005_create_group_horizon.sql")),
     (6, "create transaction guard", include_str!("../../migrations/0006_create_transaction_guard.sql")),
+    (7, "add outbox", include_str!("../../migrations/0007_add_outbox.sql")),
 ];
 
 /// Brings the schema up to date. Several processes may do this at once: an advisory lock orders them.
@@ -57,7 +58,8 @@ pub(crate) async fn schema_is_present(pool: &PgPool) -> Result<bool, sqlx::Error
     sqlx::query_scalar(
         "SELECT bool_and(to_regclass(name) IS NOT NULL) \
          FROM unnest(ARRAY['idem_lineage', 'processed_event', 'consumer_progress', 'lane_brake', 'parked_event', \
-                           'money_call', 'money_handler', 'group_horizon', 'transaction_guard']) AS name",
+                           'money_call', 'money_handler', 'group_horizon', 'transaction_guard', \
+                           'idem_outbox', 'idem_relay', 'aggregate_version']) AS name",
     )
     .fetch_one(pool)
     .await

@@ -9,6 +9,8 @@ pub(crate) mod event_session;
 pub(crate) mod maintenance;
 pub(crate) mod migrate;
 pub(crate) mod money;
+pub(crate) mod outbox;
 pub(crate) mod parked;
 pub(crate) mod progress;
 pub(crate) mod session;
+pub(crate) mod versions;

@@ -87,7 +87,7 @@ impl Pools {
 }
 
 /// A connection that can only read is of no use: after a failover the address may still lead there.
-async fn refuse_standby(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub(crate) async fn refuse_standby(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     let in_recovery: bool = sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(connection).await?;
     if in_recovery {
         return Err(sqlx::Error::Protocol("the server is in recovery and can only read".to_owned()));

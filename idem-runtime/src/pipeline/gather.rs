@@ -7,9 +7,9 @@ use super::gate;
 use crate::clock;
 use crate::decide::batch_size::{BatchSize, MOST};
 use crate::decide::window::Gate;
-use crate::event::EventId;
+use crate::event::{EventId, EventVersion};
 use crate::group::{GroupContext, Match};
-use crate::handler::{Decoded, Handler};
+use crate::handler::{Decoded, Delivered, Handler};
 use crate::kafka::queue::Queued;
 use crate::kafka::record::Origin;
 use crate::spec::Transaction;
@@ -27,6 +27,13 @@ pub(super) struct Event {
     pub record: Queued,
     pub origin: Origin,
     pub id: EventId,
+    pub version: Option<EventVersion>,
+}
+
+impl Event {
+    pub(super) fn delivered(&self) -> Delivered<'_> {
+        Delivered { record: &self.record, origin: &self.origin }
+    }
 }
 
 /// What a lane does next.
@@ -54,7 +61,7 @@ pub(crate) fn next<'g>(group: &'g GroupContext, backlog: &mut VecDeque<Queued>, 
                     decoded: Some((handler.decode.many)()),
                 });
                 match run.decode(group, &record, &origin) {
-                    Some(id) => run.events.push(Event { record, origin, id }),
+                    Some((id, version)) => run.events.push(Event { record, origin, id, version }),
                     None => left.push_back(record),
                 }
             }
@@ -109,16 +116,21 @@ fn look<'g>(group: &'g GroupContext, record: &Queued) -> Look<'g> {
 
 impl Run<'_> {
     /// Decodes one more event, unless it is none that the handler may see.
-    fn decode(&mut self, group: &GroupContext, record: &Queued, origin: &Origin) -> Option<EventId> {
+    fn decode(
+        &mut self,
+        group: &GroupContext,
+        record: &Queued,
+        origin: &Origin,
+    ) -> Option<(EventId, Option<EventVersion>)> {
         let (decoded, payload) = (self.decoded.as_mut()?, record.payload.as_deref()?);
-        let id = std::panic::catch_unwind(AssertUnwindSafe(|| decoded.push(payload))).ok()?.ok()?;
+        let (id, version) = std::panic::catch_unwind(AssertUnwindSafe(|| decoded.push(payload))).ok()?.ok()?;
         if gate(group, id, origin) == Gate::Future {
             let mut keep = vec![true; self.events.len()];
             keep.push(false);
             decoded.retain(&keep);
             return None;
         }
-        Some(id)
+        Some((id, version))
     }
 
     /// All its events decoded, for an attempt. `None`: a value can't be decoded that could be before.

@@ -1,7 +1,7 @@
 //! What happens to events that share a transaction, in its order, on one page:
 //!
-//! decode → gate (`gather.rs`) → begin → dedup insert of all, and the guard → handler for each fresh event
-//! (or once for all, with `batch`) → check → commit
+//! decode → gate (`gather.rs`) → begin → dedup insert of all, and the guard → version guard → handler for each
+//! fresh event (or once for all, with `batch`) → check → outbox → commit
 //!
 //! This page only knows how all of them succeed, or wait for the database together. Whatever needs a
 //! path of its own is settled alone, by the page for one event: a record that is no event for a handler
@@ -18,8 +18,8 @@ use tracing::Instrument;
 
 use super::gather::{Event, Run, most};
 use super::{
-    Connection, after_begin, after_error, another_server, expired, in_place_backoff, rolled_back, span, wait_in_place,
-    waiting,
+    Connection, after_begin, after_error, another_server, expired, in_place_backoff, parents, rolled_back, span,
+    wait_in_place, waiting,
 };
 use crate::decide::batch_size::BatchSize;
 use crate::decide::circuit::Note;
@@ -27,12 +27,14 @@ use crate::decide::sql_error;
 use crate::decide::turns::Deadlock;
 use crate::error::{Class, Failure, HandlerError};
 use crate::group::GroupContext;
-use crate::handler::{Decoded, Delivered, Handler, ParamSource, Tx};
+use crate::handler::{Decoded, Handler, ParamSource, Tx};
 use crate::kafka::queue::Queued;
 use crate::pg::dedup::{self, Check};
 use crate::pg::dedup_many;
 use crate::pg::event_session::{self, EventSession};
+use crate::pg::outbox;
 use crate::pg::session::bounded;
+use crate::pg::versions;
 use crate::probe::{self, CrashPoint};
 use crate::run::RunError;
 use crate::stop::Stop;
@@ -71,9 +73,9 @@ pub(crate) async fn settle(
         let attempt = attempt(group, server, &mut run, stop).await;
         drop(turn);
         match attempt {
-            Attempt::Committed { fresh, handled_in } => {
+            Attempt::Committed { fates, handled_in } => {
                 size.committed(run.events.len(), most(run.handler), handled_in);
-                report(group, &run, &fresh);
+                report(group, &run, &fates);
                 settled.finished.extend(run.events.drain(..).map(|event| event.record.offset));
             }
             Attempt::Again(failure) => {
@@ -119,10 +121,28 @@ pub(crate) async fn settle(
     settled
 }
 
+/// What became of an event of a committed transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Done,
+    Duplicate,
+    Stale,
+}
+
+impl Fate {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Duplicate => "duplicate",
+            Self::Stale => "stale",
+        }
+    }
+}
+
 /// How one attempt at a run ended.
 enum Attempt {
-    /// All of it is done; which events were fresh, the others were duplicates.
-    Committed { fresh: Vec<bool>, handled_in: Duration },
+    /// All of it is done.
+    Committed { fates: Vec<Fate>, handled_in: Duration },
     /// The infrastructure's: all of it again, in place.
     Again(Failure),
     /// These may have been processed and forgotten; the transaction was rolled back.
@@ -165,7 +185,7 @@ async fn attempt(group: &GroupContext, server: &str, run: &mut Run<'_>, stop: &S
     }
 }
 
-/// begin → dedup insert of all, and the guard → handler → check → commit
+/// begin → dedup insert of all, and the guard → version guard → handler → check → outbox → commit
 async fn transaction(
     group: &GroupContext,
     handler: &Handler,
@@ -197,20 +217,30 @@ async fn transaction(
     };
     // An id that is there twice is fresh the first time.
     let mut new: HashSet<_> = inserted.fresh.into_iter().collect();
-    let fresh: Vec<bool> = events.iter().map(|event| new.remove(&event.id.uuid())).collect();
+    let fate = |event: &Event| if new.remove(&event.id.uuid()) { Fate::Done } else { Fate::Duplicate };
+    let mut fates: Vec<Fate> = events.iter().map(fate).collect();
     let Some(transaction_id) = inserted.transaction else {
-        return (Attempt::Committed { fresh, handled_in: Duration::ZERO }, rolled_back(tx).await);
+        return (Attempt::Committed { fates, handled_in: Duration::ZERO }, rolled_back(tx).await);
     };
     let is_expired = |event: &Event| expired(group, handler, event.id, &event.origin, inserted.horizon).is_some();
-    let aside: Vec<usize> = (0..events.len()).filter(|at| fresh[*at] && is_expired(&events[*at])).collect();
+    let aside: Vec<usize> =
+        (0..events.len()).filter(|at| fates[*at] == Fate::Done && is_expired(&events[*at])).collect();
     if !aside.is_empty() {
         return (Attempt::Expired(aside), rolled_back(tx).await);
+    }
+
+    // version guard
+    if handler.spec.stale
+        && let Err(error) = bounded(find_stale(group, events, &mut fates, &mut tx)).await
+    {
+        let connection = after_error(tx, &error).await;
+        return (after(None, HandlerError::from(error)), connection);
     }
 
     // handler
     probe::at(CrashPoint::BeforeHandler).await;
     let started = Instant::now();
-    let called = call(group, handler, events, decoded, &fresh, &mut tx, stop).await;
+    let called = call(group, handler, events, decoded, &fates, &mut tx, stop).await;
     let handled_in = started.elapsed();
     let failed = match called {
         Called::Well => None,
@@ -238,15 +268,21 @@ async fn transaction(
     }
 
     probe::at(CrashPoint::BeforeCommit).await;
+    // outbox
+    let Tx { connection, outbox } = tx;
+    if let Err(error) = bounded(outbox::insert(connection, outbox.rows())).await {
+        return (after(None, HandlerError::from(error)), Connection::Unknown);
+    }
+
     // commit; a deferred constraint of the user's tables fails here, and does not say for which event
-    match bounded(event_session::commit(tx.connection)).await {
+    match bounded(event_session::commit(connection)).await {
         Ok(()) => {
             probe::at(CrashPoint::AfterCommit).await;
             // Others may have failed for one cause; these did not.
             if let (Some(circuit), Some(event)) = (group.circuit(handler.spec.name), events.first()) {
                 let _ = circuit.hold(&event.origin.event_key()).note(Note::Well);
             }
-            (Attempt::Committed { fresh, handled_in }, Connection::Usable)
+            (Attempt::Committed { fates, handled_in }, Connection::Usable)
         }
         Err(error) => {
             let connection = Connection::after_commit(&error);
@@ -270,22 +306,40 @@ enum Called {
     Abandoned,
 }
 
-/// Calls the handler for each fresh event in order; with `batch` once for all of them.
-async fn call(
+/// Marks events whose aggregates have a later version, and notes the versions of the others.
+async fn find_stale(
     group: &GroupContext,
-    handler: &Handler,
     events: &[Event],
-    mut decoded: Box<dyn Decoded>,
-    fresh: &[bool],
+    fates: &mut [Fate],
     tx: &mut Tx<'_>,
+) -> Result<(), sqlx::Error> {
+    let fresh = events.iter().zip(&*fates).map(|(event, fate)| event.version.as_ref().filter(|_| *fate == Fate::Done));
+    let stale = versions::advance_many(tx, &group.name, &fresh.collect::<Vec<_>>()).await?;
+    for (fate, _) in fates.iter_mut().zip(stale).filter(|(_, stale)| *stale) {
+        *fate = Fate::Stale;
+    }
+    Ok(())
+}
+
+/// Calls the handler for each fresh event in order; with `batch` once for all of them.
+async fn call<'t>(
+    group: &'t GroupContext,
+    handler: &'t Handler,
+    events: &'t [Event],
+    mut decoded: Box<dyn Decoded>,
+    fates: &[Fate],
+    tx: &mut Tx<'t>,
     stop: &Stop,
 ) -> Called {
     let started = Instant::now();
-    decoded.retain(fresh);
+    let fresh: Vec<bool> = fates.iter().map(|fate| *fate == Fate::Done).collect();
+    decoded.retain(&fresh);
     let mut places = fresh.iter().enumerate().filter(|(_, fresh)| **fresh).map(|(at, _)| at);
     if handler.spec.batch.is_some() {
         let places: Vec<usize> = places.collect();
         let Some(first) = places.first() else { return Called::Well };
+        let all = places.iter().map(|at| &events[*at]);
+        tx.outbox.called_for(parents(group, handler, all.map(|event| (event.id, event.delivered()))));
         let call = AssertUnwindSafe((handler.call)(tx, decoded.together(), params(group, &events[*first])));
         return match tokio::time::timeout(handler.spec.timeout, call.catch_unwind()).await {
             Ok(Ok(Ok(()))) => Called::Well,
@@ -301,6 +355,7 @@ async fn call(
             return Called::Abandoned;
         }
         let event = &events[at];
+        tx.outbox.called_for(parents(group, handler, [(event.id, event.delivered())]));
         let call = AssertUnwindSafe((handler.call)(tx, payload, params(group, event)));
         let call = call.catch_unwind().instrument(span(handler, event.id, &event.origin));
         match tokio::time::timeout(handler.spec.timeout, call).await {
@@ -313,8 +368,7 @@ async fn call(
 }
 
 fn params<'a>(group: &'a GroupContext, event: &'a Event) -> ParamSource<'a> {
-    let delivered = Delivered { record: &event.record, origin: &event.origin };
-    ParamSource { states: &group.states, delivered, money: None }
+    ParamSource { states: &group.states, delivered: event.delivered(), money: None }
 }
 
 /// What follows from a handler's error: the infrastructure's is everybody's, another is one event's.
@@ -333,16 +387,17 @@ fn is_refused_commit(error: &HandlerError) -> bool {
 }
 
 /// Counts what was committed, and clears what was in its way.
-fn report(group: &GroupContext, run: &Run<'_>, fresh: &[bool]) {
+fn report(group: &GroupContext, run: &Run<'_>, fates: &[Fate]) {
     let handler = run.handler.spec.name;
-    let done = fresh.iter().filter(|fresh| **fresh).count();
-    for (outcome, count) in [("done", done), ("duplicate", fresh.len() - done)] {
+    for outcome in [Fate::Done, Fate::Duplicate, Fate::Stale] {
+        let count = fates.iter().filter(|fate| **fate == outcome).count();
+        let outcome = outcome.name();
         if count > 0 {
             metrics::counter!("idem_events_total", "handler" => handler, "outcome" => outcome).increment(count as u64);
         }
     }
-    for (event, fresh) in run.events.iter().zip(fresh) {
-        let outcome = if *fresh { "done" } else { "duplicate" };
+    for (event, fate) in run.events.iter().zip(fates) {
+        let outcome = fate.name();
         probe::settled(outcome);
         let (topic, partition, offset) = (&*event.record.topic, event.record.partition, event.record.offset);
         tracing::debug!(target: "idem::settled", handler, outcome, topic, partition, offset);

@@ -1,5 +1,4 @@
-//! `transaction`, `order`, `expired` and `stale` are checked and handed to the runtime, which says at the
-//! start what it can't do.
+//! `transaction`, `order`, `expired` and `stale` are handed to the runtime as they were written.
 
 use idem_runtime::prelude::*;
 
