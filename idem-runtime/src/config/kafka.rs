@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::reader::Reader;
+use rdkafka::error::KafkaError;
+use rdkafka::types::RDKafkaConfRes;
+
+use super::reader::{Reader, nearest};
 
 /// librdkafka properties that the library sets itself, and why.
 const RESERVED: &[(&str, &str)] = &[
@@ -25,6 +28,24 @@ const RESERVED: &[(&str, &str)] = &[
     ("max.in.flight.requests.per.connection", "the producer is always idempotent"),
 ];
 
+/// What is set most often, to guess what was meant.
+const COMMON: [&str; 14] = [
+    "IDEM_KAFKA_BROKERS",
+    "IDEM_KAFKA_GROUP_INSTANCE_ID",
+    "IDEM_KAFKA_GROUP_PROTOCOL",
+    "IDEM_KAFKA_MAX_POLL_INTERVAL_MS",
+    "IDEM_KAFKA_SASL_MECHANISMS",
+    "IDEM_KAFKA_SASL_OAUTHBEARER_CONFIG",
+    "IDEM_KAFKA_SASL_PASSWORD",
+    "IDEM_KAFKA_SASL_USERNAME",
+    "IDEM_KAFKA_SECURITY_PROTOCOL",
+    "IDEM_KAFKA_SESSION_TIMEOUT_MS",
+    "IDEM_KAFKA_SSL_CA_LOCATION",
+    "IDEM_KAFKA_SSL_CERTIFICATE_LOCATION",
+    "IDEM_KAFKA_SSL_KEY_LOCATION",
+    "IDEM_KAFKA_SSL_KEY_PASSWORD",
+];
+
 impl Reader {
     /// `IDEM_KAFKA_SECURITY_PROTOCOL` is librdkafka's `security.protocol`.
     pub(super) fn kafka_properties(&mut self) -> BTreeMap<String, String> {
@@ -33,7 +54,7 @@ impl Reader {
             .iter()
             .filter_map(|(variable, value)| {
                 let property = variable.strip_prefix("IDEM_KAFKA_").filter(|rest| *rest != "BROKERS")?;
-                Some((variable.clone(), property.to_ascii_lowercase().replace('_', "."), value.clone()))
+                Some((variable.clone(), property.to_ascii_lowercase().replace('_', "."), value.text.clone()))
             })
             .collect();
         let mut properties = BTreeMap::new();
@@ -43,10 +64,13 @@ impl Reader {
             } else if let Err(why) = rdkafka::ClientConfig::new().set(&property, &value).create_native_config() {
                 // librdkafka's text may quote the value, which may be a secret.
                 let why = match why {
-                    rdkafka::error::KafkaError::ClientConfig(code, _, _, _) => format!("{code:?}"),
-                    _ => "refused".to_owned(),
+                    KafkaError::ClientConfig(RDKafkaConfRes::RD_KAFKA_CONF_UNKNOWN, ..) => {
+                        let hint = nearest(&variable, COMMON).map(|meant| format!(": did you mean {meant}?"));
+                        format!("librdkafka has no property `{property}`{}", hint.unwrap_or_default())
+                    }
+                    _ => format!("librdkafka does not take this value for `{property}`"),
                 };
-                self.error(&variable, format!("librdkafka does not take `{property}` with this value ({why})"));
+                self.error(&variable, why);
             } else {
                 properties.insert(property, value);
             }

@@ -1,19 +1,23 @@
 //! Settings, read from the environment or given to the builder.
 
+mod admin;
 mod error;
 mod kafka;
+mod layers;
 mod reader;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
 use uuid::Uuid;
 
+pub(crate) use self::admin::{AdminSettings, Secret};
 pub use self::error::{ConfigError, ConfigErrors};
+pub(crate) use self::layers::Source;
 use self::reader::Reader;
 use crate::decide::money_key::Format as KeyFormat;
 
@@ -65,6 +69,12 @@ pub struct Config {
     /// How long the provider remembers a key.
     pub(crate) money_key_ttl: Duration,
     pub(crate) money_key_format: KeyFormat,
+    /// The admin server; none: it is off.
+    pub(crate) admin: Option<AdminSettings>,
+    /// Topics of whose records nobody is shown key, value or headers.
+    pub(crate) restricted: BTreeSet<String>,
+    /// Where each variable that was given stands.
+    pub(crate) sources: BTreeMap<String, Source>,
 }
 
 /// Where a group starts on a topic that neither Kafka nor the database knows it on.
@@ -93,30 +103,40 @@ impl Config {
         (self.memory / 8 / consumers.max(1)).max(256 * 1024)
     }
 
-    /// Reads the process's environment.
+    /// Reads the process's environment, and the TOML file that `IDEM_CONFIG` names, if it is set. What the
+    /// environment says wins over the file.
+    ///
+    /// In the file, names are without `IDEM_` and in lower case, and tables are prefixes: `pool_size = 32`, or
+    /// `brokers` in `[kafka]`. Any variable with `_FILE` at its end names a file that holds the value, such as
+    /// `IDEM_DATABASE_URL_FILE=/run/secrets/database-url`.
     ///
     /// # Errors
-    /// All missing and unusable variables.
+    /// All missing, unusable and unknown variables.
     pub fn from_env() -> Result<Self, ConfigErrors> {
-        #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-        let vars =
-            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-        Self::from_vars(vars)
+        Self::read(environment()?, BTreeMap::new())
     }
 
-    /// Reads the same variables from any list; names that are no setting are ignored.
+    /// Reads the same variables from any list. Names that begin otherwise than `IDEM_` are ignored.
     ///
     /// # Errors
-    /// All missing and unusable variables.
+    /// All missing, unusable and unknown variables.
     pub fn from_vars<K: Into<String>, V: Into<String>>(
         vars: impl IntoIterator<Item = (K, V)>,
     ) -> Result<Self, ConfigErrors> {
-        let vars = vars.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-        let mut reader = Reader { vars, errors: Vec::new() };
-        let database_variable =
-            if reader.vars.contains_key("IDEM_DATABASE_URL") { "IDEM_DATABASE_URL" } else { "DATABASE_URL" };
-        let database = match reader.vars.get(database_variable) {
-            Some(_) => reader.parsed(database_variable, "a URL such as postgres://user:password@host:5432/database"),
+        Self::read(vars.into_iter().map(|(name, value)| (name.into(), value.into())).collect(), BTreeMap::new())
+    }
+
+    /// The environment, and above it what the program says.
+    pub(crate) fn from_env_and(program: BTreeMap<String, String>) -> Result<Self, ConfigErrors> {
+        Self::read(environment()?, program)
+    }
+
+    fn read(environment: BTreeMap<String, String>, program: BTreeMap<String, String>) -> Result<Self, ConfigErrors> {
+        let (vars, errors) = layers::merge(environment, program);
+        let mut reader = Reader { vars, errors, known: BTreeSet::from([layers::FILE.to_owned()]) };
+        let variable = ["IDEM_DATABASE_URL", "DATABASE_URL"].into_iter().find(|name| reader.text(name).is_some());
+        let database = match variable {
+            Some(variable) => reader.parsed(variable, "a URL such as postgres://user:password@host:5432/database"),
             None => {
                 reader.error("IDEM_DATABASE_URL", "is not set (nor is DATABASE_URL): give the PostgreSQL URL");
                 None
@@ -159,19 +179,44 @@ impl Config {
             money_key_ttl: reader.positive("IDEM_MONEY_KEY_TTL", "24h"),
             money_key_format: reader
                 .one_of("IDEM_MONEY_KEY_FORMAT", &[("bare", KeyFormat::Bare), ("quoted", KeyFormat::Quoted)]),
+            admin: reader.admin(),
+            restricted: reader.list("IDEM_RESTRICTED_TOPICS").into_iter().collect(),
+            sources: BTreeMap::new(),
         };
+        reader.refuse_unknown();
         if config.dedup_window <= config.clock_skew && reader.errors.is_empty() {
             reader.error(
                 "IDEM_DEDUP_WINDOW",
                 "is not longer than IDEM_DEDUP_CLOCK_SKEW: new events would look forgotten",
             );
         }
-        if reader.errors.is_empty() { Ok(config) } else { Err(ConfigErrors(reader.errors)) }
+        if !reader.errors.is_empty() {
+            return Err(ConfigErrors(reader.errors));
+        }
+        Ok(Self { sources: reader.vars.into_iter().map(|(name, given)| (name, given.source)).collect(), ..config })
     }
 }
 
-/// Every secret lives in the database's options or in a Kafka property: the first prints only where
-/// it points, of the second only the names are printed.
+/// The process's environment. Of what is no text, names of others are nobody's business here.
+fn environment() -> Result<BTreeMap<String, String>, ConfigErrors> {
+    let mut variables = BTreeMap::new();
+    let mut errors = Vec::new();
+    #[allow(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+    for (name, value) in std::env::vars_os() {
+        let Ok(name) = name.into_string() else { continue };
+        match value.into_string() {
+            Ok(value) => drop(variables.insert(name, value)),
+            Err(_) if name.starts_with("IDEM_") => {
+                errors.push(ConfigError { variable: name, problem: "is no UTF-8".to_owned() });
+            }
+            Err(_) => {}
+        }
+    }
+    if errors.is_empty() { Ok(variables) } else { Err(ConfigErrors(errors)) }
+}
+
+/// Every secret lives in the database's options, in a Kafka property, or is a `Secret`: the first prints only
+/// where it points, of the second only the names are printed.
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let database = format!(
@@ -204,6 +249,8 @@ impl fmt::Debug for Config {
             .field("money_timeout", &self.money_timeout)
             .field("money_key_ttl", &self.money_key_ttl)
             .field("money_key_format", &self.money_key_format)
+            .field("admin", &self.admin)
+            .field("restricted", &self.restricted)
             .finish()
     }
 }

@@ -1,10 +1,11 @@
 //! From texts to settings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::time::Duration;
 
 use super::error::ConfigError;
+use super::layers::Given;
 use crate::decide::money::LONGEST_CALL;
 use crate::decide::retry;
 
@@ -15,17 +16,53 @@ const LEAST_MEMORY: usize = 1024 * 1024;
 
 /// Reads settings, and notes all that is wrong with them.
 pub(super) struct Reader {
-    pub(super) vars: BTreeMap<String, String>,
+    pub(super) vars: BTreeMap<String, Given>,
     pub(super) errors: Vec<ConfigError>,
+    /// Every variable that a setting was looked for in.
+    pub(super) known: BTreeSet<String>,
 }
 
 impl Reader {
     pub(super) fn error(&mut self, variable: &str, problem: impl Into<String>) {
-        self.errors.push(ConfigError { variable: variable.to_owned(), problem: problem.into() });
+        let file = self.vars.get(variable).and_then(|given| given.source.file());
+        let place = file.map(|path| format!(" (in {})", path.display())).unwrap_or_default();
+        self.errors.push(ConfigError { variable: variable.to_owned(), problem: format!("{}{place}", problem.into()) });
     }
 
-    pub(super) fn text(&self, variable: &str) -> Option<String> {
-        self.vars.get(variable).filter(|value| !value.is_empty()).cloned()
+    /// A value that was given, also an empty one.
+    fn given(&mut self, variable: &str) -> Option<String> {
+        self.known.insert(variable.to_owned());
+        self.vars.get(variable).map(|given| given.text.clone())
+    }
+
+    pub(super) fn text(&mut self, variable: &str) -> Option<String> {
+        self.given(variable).filter(|text| !text.is_empty())
+    }
+
+    /// A list with commas.
+    pub(super) fn list(&mut self, variable: &str) -> Vec<String> {
+        let text = self.text(variable).unwrap_or_default();
+        text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect()
+    }
+
+    /// Names that no setting was looked for in: a typing error would else be a default in silence.
+    pub(super) fn refuse_unknown(&mut self) {
+        let is_setting = |name: &str| name.starts_with("IDEM_") && !name.starts_with("IDEM_TEST_");
+        let of_kafka = |name: &str| name.starts_with("IDEM_KAFKA_");
+        let unknown: Vec<String> = self
+            .vars
+            .keys()
+            .filter(|name| is_setting(name) && !of_kafka(name) && !self.known.contains(*name))
+            .cloned()
+            .collect();
+        for name in unknown {
+            let meant = nearest(&name, self.known.iter().map(String::as_str));
+            let hint = meant.map_or_else(
+                || "`idem config check` lists all of them".to_owned(),
+                |meant| format!("did you mean {meant}?"),
+            );
+            self.error(&name, format!("is no setting: {hint}"));
+        }
     }
 
     pub(super) fn parsed<T: FromStr>(&mut self, variable: &str, wanted: &str) -> Option<T> {
@@ -136,7 +173,7 @@ impl Reader {
     }
 
     pub(super) fn tiers(&mut self, variable: &str, default: &str) -> Vec<Duration> {
-        let text = self.vars.get(variable).cloned().unwrap_or_else(|| default.to_owned());
+        let text = self.given(variable).unwrap_or_else(|| default.to_owned());
         let tiers: Result<Vec<_>, _> =
             text.split(',').map(str::trim).filter(|tier| !tier.is_empty()).map(humantime::parse_duration).collect();
         match tiers.map_err(|_| "is no list of durations such as 1s,10s,1m".to_owned()).and_then(|tiers| {
@@ -168,4 +205,10 @@ pub(super) fn parse_bytes(text: &str) -> Option<usize> {
         _ => return None,
     };
     number.parse::<usize>().ok()?.checked_mul(factor)
+}
+
+/// The word that was probably meant, when one is near enough.
+pub(super) fn nearest<'a>(typed: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let distances = words.into_iter().map(|word| (strsim::osa_distance(typed, word), word));
+    distances.filter(|(distance, _)| *distance <= 3).min().map(|(_, word)| word)
 }

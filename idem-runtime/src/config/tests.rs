@@ -124,3 +124,96 @@ fn no_secret_is_printed() {
         Config::from_vars([("IDEM_DATABASE_URL", secret), ("IDEM_KAFKA_SASL_MECHANISMS", secret)]).unwrap_err();
     assert!(!format!("{errors:?} {errors}").contains(secret));
 }
+
+/// A file that is gone with this value.
+fn file(content: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), content).unwrap();
+    file
+}
+
+#[test]
+fn the_environment_wins_over_the_file_and_the_program_over_both() {
+    let file = file(
+        "pool_size = 4\nstrict = true\nretry = ['1s', '1m']\n[kafka]\nbrokers = 'file:1'\nsecurity.protocol = 'ssl'\n\
+         [dedup]\nwindow = '3d'\n",
+    );
+    let path = file.path().to_str().unwrap().to_owned();
+    let vars = [("IDEM_DATABASE_URL", "postgres://h/d"), ("IDEM_CONFIG", &path), ("IDEM_POOL_SIZE", "5")];
+    let vars = vars.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let program = BTreeMap::from([("IDEM_DEDUP_WINDOW".to_owned(), "4d".to_owned())]);
+    let config = Config::read(BTreeMap::from(vars), program).unwrap();
+    assert_eq!((config.pool_size, config.strict, config.brokers.as_str()), (5, true, "file:1"));
+    assert_eq!(config.dedup_window, Duration::from_secs(4 * 86_400));
+    assert_eq!(config.retry, [1, 60].map(Duration::from_secs));
+    assert_eq!(config.kafka["security.protocol"], "ssl");
+    let source = |variable: &str| config.sources[variable].to_string();
+    assert_eq!((source("IDEM_POOL_SIZE"), source("IDEM_DEDUP_WINDOW")), ("environment".into(), "builder".into()));
+    assert_eq!(source("IDEM_KAFKA_BROKERS"), format!("file {path}"));
+}
+
+#[test]
+fn what_is_wrong_in_a_file_names_the_file_and_never_a_value() {
+    let errors = |content: &str| {
+        let file = file(content);
+        with(&[("IDEM_CONFIG", file.path().to_str().unwrap())]).unwrap_err().to_string()
+    };
+    let unknown = errors("poolsize = 7\n");
+    assert!(unknown.contains("did you mean IDEM_POOL_SIZE?") && unknown.contains("(in /"), "{unknown}");
+    let broken = errors("strict = true\npool_size = sentinel-4711\n");
+    assert!(broken.contains("line 2") && !broken.contains("sentinel"), "{broken}");
+    assert!(errors("pool_size = 1979-05-27\n").contains("`pool_size`"));
+    assert!(errors("pool_size = 1\n[pool]\nsize = 2\n").contains("IDEM_POOL_SIZE twice"));
+    assert!(with(&[("IDEM_CONFIG", "/nowhere/sentinel-4711")]).unwrap_err().to_string().contains("not found"));
+}
+
+#[test]
+fn a_secret_can_stand_in_a_file() {
+    let file = file("a-token-of-sixteen-bytes\n");
+    let path = file.path().to_str().unwrap();
+    let config = with(&[("IDEM_ADMIN_TOKEN_FILE", path)]).unwrap();
+    assert_eq!(config.admin.unwrap().token.unwrap().as_bytes(), b"a-token-of-sixteen-bytes");
+    assert_eq!(config.sources["IDEM_ADMIN_TOKEN"].to_string(), "environment (_FILE)");
+    let config = with(&[("IDEM_KAFKA_SASL_PASSWORD_FILE", path)]).unwrap();
+    assert_eq!(config.kafka["sasl.password"], "a-token-of-sixteen-bytes");
+    let twice = with(&[("IDEM_ADMIN_TOKEN_FILE", path), ("IDEM_ADMIN_TOKEN", "another-of-sixteen")]).unwrap_err();
+    assert!(twice.to_string().contains("remove one"), "{twice}");
+    let gone = with(&[("IDEM_ADMIN_TOKEN_FILE", "/nowhere/sentinel-4711")]).unwrap_err().to_string();
+    assert!(gone.contains("IDEM_ADMIN_TOKEN_FILE") && !gone.contains("sentinel"), "{gone}");
+}
+
+#[test]
+fn a_name_that_is_no_setting_is_an_error_that_knows_better() {
+    for (typed, meant) in [
+        ("IDEM_POOLSIZE", "IDEM_POOL_SIZE"),
+        ("IDEM_DEDUP_WINDWO", "IDEM_DEDUP_WINDOW"),
+        ("IDEM_KAFKA_BROKER", "IDEM_KAFKA_BROKERS"),
+        ("IDEM_KAFKA_SASL_PASWORD", "IDEM_KAFKA_SASL_PASSWORD"),
+    ] {
+        let error = with(&[(typed, "1")]).unwrap_err().to_string();
+        assert!(error.contains(typed) && error.contains(&format!("did you mean {meant}?")), "{error}");
+    }
+    assert!(with(&[("IDEM_SOMETHING_ELSE", "1")]).unwrap_err().to_string().contains("idem config check"));
+    assert!(with(&[("IDEM_TEST_POSTGRES", "download"), ("PATH", "/bin")]).is_ok());
+}
+
+#[cfg(feature = "admin")]
+#[test]
+fn the_admin_server_needs_a_token_where_others_reach_it() {
+    let token = ("IDEM_ADMIN_TOKEN", "a-token-of-sixteen-bytes");
+    let admin = |vars: &[(&str, &str)]| with(vars).map(|config| config.admin);
+    assert_eq!(admin(&[]).unwrap().unwrap().addr.to_string(), "127.0.0.1:9464");
+    assert!(admin(&[("IDEM_ADMIN_ADDR", "off")]).unwrap().is_none());
+    assert!(admin(&[("IDEM_ADMIN_ADDR", "[::1]:0")]).is_ok());
+    assert!(admin(&[("IDEM_ADMIN_ADDR", "0.0.0.0:9464"), token]).unwrap().unwrap().token.is_some());
+    for (vars, variable) in [
+        (&[("IDEM_ADMIN_ADDR", "0.0.0.0:9464")][..], "IDEM_ADMIN_TOKEN"),
+        (&[("IDEM_ADMIN_ADDR", "[::]:9464")], "IDEM_ADMIN_TOKEN"),
+        (&[("IDEM_ADMIN_ADDR", "9464")], "IDEM_ADMIN_ADDR"),
+        (&[("IDEM_ADMIN_TOKEN", "short")], "IDEM_ADMIN_TOKEN"),
+        (&[("IDEM_ADMIN_TOKEN", "sixteen characters with spaces")], "IDEM_ADMIN_TOKEN"),
+    ] {
+        let errors = with(vars).unwrap_err();
+        assert!(errors.0.iter().any(|error| error.variable == variable), "{vars:?}: {errors}");
+    }
+}
