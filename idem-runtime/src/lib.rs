@@ -37,6 +37,7 @@ mod registry;
 mod run;
 mod spec;
 mod stop;
+mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod turns;

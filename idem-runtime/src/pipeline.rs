@@ -47,6 +47,7 @@ use crate::pg::event_session::{self, EventSession};
 use crate::pg::session::{bounded, on_service};
 use crate::run::RunError;
 use crate::stop::Stop;
+use crate::telemetry::Failed;
 
 /// How the work on one record ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +111,7 @@ pub(crate) async fn settle_parked(
 }
 
 /// A record, and what is known of it.
+#[derive(Clone, Copy)]
 struct Event<'a> {
     record: &'a Record,
     origin: &'a Origin,
@@ -155,7 +157,7 @@ async fn work(group: &GroupContext, claim: Claim<'_>, place: Place, event: Event
                 return Settled::Abandoned;
             }
         };
-        report(group, record, handler, &outcome, &step, moved.is_ok());
+        report(group, event, handler, &outcome, &step, moved.is_ok());
         let Err(reason) = moved else {
             group.health.clear(&waiting(group, record));
             // The row last: an event whose row is left is driven again, and recognised.
@@ -243,6 +245,7 @@ async fn attempt(group: &GroupContext, claim: Claim<'_>, handler: &Handler, deli
         Ok(session) => session,
         Err(error) => return infrastructure(error),
     };
+    let _in_flight = group.stats.in_flight(1);
     let id = event.id.uuid();
     let ended = transaction(group, claim, handler, event, delivered, &mut session).instrument(span).await;
     match ended {
@@ -321,7 +324,10 @@ async fn transaction(
     let params = ParamSource { states: &group.states, delivered, money: money.as_ref() };
     let call = AssertUnwindSafe((handler.call)(&mut tx, event.event, params)).catch_unwind();
     let interrupted = Connection::Interrupted(transaction_id);
-    let failed: Option<HandlerError> = match tokio::time::timeout(handler.spec.timeout, call).await {
+    let measured = group.stats.call(handler.spec.name);
+    let called = tokio::time::timeout(handler.spec.timeout, call).await;
+    drop(measured);
+    let failed: Option<HandlerError> = match called {
         // A call whose fate is open can't be swallowed: nobody else would ask again.
         Ok(Ok(result)) => result.err().or_else(|| money.as_ref().and_then(|money| money.swallowed())),
         Ok(Err(_panic)) => return (transient("the handler panicked", true), interrupted),
@@ -465,7 +471,8 @@ fn foreign_record() -> Outcome {
 }
 
 /// One line per event for who listens; a failure is worth a warning.
-fn report(group: &GroupContext, record: &Record, handler: &str, outcome: &Outcome, step: &Step, moved: bool) {
+fn report(group: &GroupContext, event: Event<'_>, handler: &str, outcome: &Outcome, step: &Step, moved: bool) {
+    let Event { record, origin, .. } = event;
     let settled = match (step, outcome) {
         (Step::Advance, Outcome::Duplicate) => "duplicate",
         (Step::Advance, Outcome::Expired) => "expired",
@@ -479,9 +486,14 @@ fn report(group: &GroupContext, record: &Record, handler: &str, outcome: &Outcom
     if let Some(failure) = outcome.failure() {
         let error = failure.summary();
         tracing::warn!(group = &*group.name, handler, topic, partition, offset, error, next = settled, "event failed");
+        let partition = Partition { topic: Arc::clone(&record.topic), number: partition };
+        group.stats.failed(Failed { handler: handler.to_owned(), error, next: settled, partition, offset });
     }
     if moved {
-        metrics::counter!("idem_events_total", "handler" => handler.to_owned(), "outcome" => settled).increment(1);
+        group.stats.settled(handler, settled, origin.timestamp_millis);
+        if let Step::DeadLetter { reason } = step {
+            group.stats.dead_letter(*reason);
+        }
         tracing::debug!(target: "idem::settled", handler, outcome = settled, topic, partition, offset);
     }
 }

@@ -31,6 +31,7 @@ use crate::pg::session::Pools;
 use crate::registry;
 use crate::spec::Order;
 use crate::stop::{self, Stop};
+use crate::telemetry::{self, GroupStats, Registry, open_calls};
 use crate::turns::Turns;
 
 /// Drives every handler that the program links, configured by the environment, until SIGTERM or
@@ -71,6 +72,7 @@ pub fn builder() -> Builder {
 pub struct Builder {
     states: States,
     config: Option<Config>,
+    settings: BTreeMap<String, String>,
     groups: Option<Vec<String>>,
     shutdown: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     health: Health,
@@ -89,6 +91,13 @@ impl Builder {
     #[must_use]
     pub fn config(mut self, config: Config) -> Self {
         self.config = Some(config);
+        self
+    }
+
+    /// One setting, above the environment's: `setting("IDEM_POOL_SIZE", "32")`.
+    #[must_use]
+    pub fn setting(mut self, variable: impl Into<String>, value: impl Into<String>) -> Self {
+        self.settings.insert(variable.into(), value.into());
         self
     }
 
@@ -136,9 +145,11 @@ impl Builder {
             }
             stopper.stop();
         });
-        let result = Running { config: Arc::new(config), states: Arc::new(self.states), health: self.health, stop }
-            .drive(handlers)
-            .await;
+        let registry = Arc::new(Registry::default());
+        telemetry::describe();
+        let running =
+            Running { config: Arc::new(config), states: Arc::new(self.states), health: self.health, registry, stop };
+        let result = running.drive(handlers).await;
         signals.abort();
         result
     }
@@ -156,8 +167,13 @@ impl Builder {
         }
         problems.extend(registry::problems(&handlers, &self.states));
         let config = match &self.config {
+            Some(_) if !self.settings.is_empty() => {
+                problems
+                    .push("the builder was given both a whole configuration and single settings: give one".to_owned());
+                None
+            }
             Some(config) => Some(config.clone()),
-            None => match Config::from_env() {
+            None => match Config::from_env_and(self.settings.clone()) {
                 Ok(config) => Some(config),
                 Err(errors) => {
                     problems.extend(errors.0.iter().map(ToString::to_string));
@@ -188,6 +204,7 @@ struct Running {
     config: Arc<Config>,
     states: Arc<States>,
     health: Health,
+    registry: Arc<Registry>,
     stop: Stop,
 }
 
@@ -218,6 +235,10 @@ impl Running {
                 // The registry made sure that they agree.
                 let ordered = handlers.iter().any(|handler| handler.spec.order == Order::Key);
                 let longest_handler = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
+                let name: Arc<str> = name.into();
+                let stats = handlers.iter().map(|handler| (handler.spec.name, handler.spec.topic));
+                let stats = Arc::new(GroupStats::new(Arc::clone(&name), stats));
+                self.registry.add(Arc::clone(&stats));
                 let circuits = handlers
                     .iter()
                     .map(|handler| (handler.spec.name, Circuit::new(handler.spec.name, self.health.clone())))
@@ -226,7 +247,7 @@ impl Running {
                     topics.entry(handler.spec.topic).or_default().push(handler);
                 }
                 Arc::new(GroupContext {
-                    name: name.into(),
+                    name,
                     topics,
                     concurrency: usize::from(concurrency),
                     ordered,
@@ -242,6 +263,7 @@ impl Running {
                     lineage,
                     circuits,
                     health: self.health.clone(),
+                    stats,
                     missing_partition: Arc::clone(&missing_partition),
                     first_positions: first_positions.clone(),
                     doubt: Notify::new(),
@@ -261,6 +283,9 @@ impl Running {
         let names = groups.iter().map(|group| Arc::clone(&group.name)).collect();
         maintenance.spawn(maintenance::keep_small(pools.clone(), rules, first_positions, names));
         maintenance.spawn(rows::keep_aging(pools.service.clone(), self.config.dedup_window));
+        if provider.is_some() {
+            maintenance.spawn(open_calls::keep_counting(pools.clone()));
+        }
         let (stopper, stop) = stop::channel();
         let mut coordinators = JoinSet::new();
         for group in groups {
@@ -284,6 +309,7 @@ impl Running {
         if let Some(failure) = &failure {
             tracing::error!(error = %failure, "the run ends");
         }
+        self.health.set(Obstacle::Start, "the run ends".to_owned());
         stopper.stop();
         while coordinators.join_next().await.is_some() {}
         maintenance.abort_all();

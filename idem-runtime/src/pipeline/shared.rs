@@ -145,6 +145,7 @@ async fn attempt(group: &GroupContext, server: &str, run: &mut Run<'_>, stop: &S
         Ok(session) => session,
         Err(error) => return Attempt::Again(Failure::new(error)),
     };
+    let _in_flight = group.stats.in_flight(run.events.len());
     let batch = tracing::info_span!(
         "shared",
         handler = run.handler.spec.name,
@@ -283,6 +284,7 @@ async fn call(
         let places: Vec<usize> = places.collect();
         let Some(first) = places.first() else { return Called::Well };
         let call = AssertUnwindSafe((handler.call)(tx, decoded.together(), params(group, &events[*first])));
+        let _measured = group.stats.call(handler.spec.name);
         return match tokio::time::timeout(handler.spec.timeout, call.catch_unwind()).await {
             Ok(Ok(Ok(()))) => Called::Well,
             Ok(Ok(Err(error))) => {
@@ -299,6 +301,7 @@ async fn call(
         let event = &events[at];
         let call = AssertUnwindSafe((handler.call)(tx, payload, params(group, event)));
         let call = call.catch_unwind().instrument(span(handler, event.id, &event.origin));
+        let _measured = group.stats.call(handler.spec.name);
         match tokio::time::timeout(handler.spec.timeout, call).await {
             Ok(Ok(Ok(()))) => {}
             Ok(Ok(Err(error))) => return Called::Failed { at: Some(at), error },
@@ -331,11 +334,9 @@ fn is_refused_commit(error: &HandlerError) -> bool {
 /// Counts what was committed, and clears what was in its way.
 fn report(group: &GroupContext, run: &Run<'_>, fresh: &[bool]) {
     let handler = run.handler.spec.name;
-    let done = fresh.iter().filter(|fresh| **fresh).count();
-    for (outcome, count) in [("done", done), ("duplicate", fresh.len() - done)] {
-        if count > 0 {
-            metrics::counter!("idem_events_total", "handler" => handler, "outcome" => outcome).increment(count as u64);
-        }
+    for (outcome, is_fresh) in [("done", true), ("duplicate", false)] {
+        let of_these = run.events.iter().zip(fresh).filter(|(_, fresh)| **fresh == is_fresh);
+        group.stats.settled_many(handler, outcome, of_these.map(|(event, _)| event.origin.timestamp_millis));
     }
     for (event, fresh) in run.events.iter().zip(fresh) {
         let outcome = if *fresh { "done" } else { "duplicate" };
