@@ -11,6 +11,8 @@
 
 #[doc(hidden)]
 pub mod __private;
+#[cfg(feature = "admin")]
+mod admin;
 mod circuit;
 mod clock;
 mod config;

@@ -137,6 +137,18 @@ impl Builder {
                 "found"
             );
         }
+        let registry = Arc::new(Registry::default());
+        let config = Arc::new(config);
+        #[cfg(feature = "admin")]
+        let _admin = match &config.admin {
+            None => None,
+            Some(settings) => {
+                let bound = crate::admin::bind(settings).map_err(|problem| RunError::Setup(Problems(vec![problem])))?;
+                crate::admin::record_metrics();
+                let server = bound.serve(Arc::clone(&config), self.health.clone(), Arc::clone(&registry));
+                Some(AbortOnDrop(tokio::spawn(server)))
+            }
+        };
         let (stopper, stop) = stop::channel();
         let signals = tokio::spawn(async move {
             tokio::select! {
@@ -145,10 +157,8 @@ impl Builder {
             }
             stopper.stop();
         });
-        let registry = Arc::new(Registry::default());
         telemetry::describe();
-        let running =
-            Running { config: Arc::new(config), states: Arc::new(self.states), health: self.health, registry, stop };
+        let running = Running { config, states: Arc::new(self.states), health: self.health, registry, stop };
         let result = running.drive(handlers).await;
         signals.abort();
         result
@@ -400,6 +410,17 @@ impl Running {
                 return Ok(None);
             }
         }
+    }
+}
+
+/// A task that ends with the run, also when that is dropped.
+#[cfg(feature = "admin")]
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+#[cfg(feature = "admin")]
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

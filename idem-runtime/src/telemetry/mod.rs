@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram};
 
-pub(crate) use self::failures::{Failed, Failures};
+use self::failures::Failures;
+pub(crate) use self::failures::{Failed, Kind};
 pub(crate) use self::names::{AGE_BUCKETS, DURATION_BUCKETS, describe};
 use crate::clock;
 use crate::decide::outcome::Reason;
@@ -149,7 +150,7 @@ impl GroupStats {
         lock(&self.lanes)
     }
 
-    pub(crate) fn failures(&self) -> Vec<failures::Kind> {
+    pub(crate) fn failures(&self) -> Vec<Kind> {
         lock(&self.failures).kinds()
     }
 
