@@ -4,7 +4,7 @@
 //! queue or an offset reset delivers an event again, and an account is debited twice.
 //!
 //! [`idempotent_handler`](macro@idempotent_handler) has the attribute, [`failures`] what is retried and where it ends, [`money`]
-//! how a payment provider is called.
+//! how a payment provider is called, [`operate`] what there is for whoever runs it.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used))]
 #![warn(missing_docs)]
@@ -31,6 +31,8 @@ mod lane;
 #[doc = include_str!("money/rules.md")]
 pub mod money;
 mod move_on;
+#[doc = include_str!("operate.md")]
+pub mod operate {}
 pub mod ops;
 mod parking;
 mod pg;

@@ -115,7 +115,11 @@ pub(super) async fn gather(site: &Site) -> Overview {
         program: site.config.client_id.clone(),
         ready: reasons.is_empty(),
         reasons,
-        failures: stats.iter().flat_map(|group| failures(group)).collect(),
+        failures: {
+            let mut failures: Vec<Failure> = stats.iter().flat_map(|group| failures(group)).collect();
+            failures.sort_by_key(|failure| std::cmp::Reverse(failure.last_at));
+            failures
+        },
         groups: stats.iter().map(|group| view(site, group, &depths)).collect(),
         brakes,
         money,

@@ -78,6 +78,7 @@ impl Lag {
         for (partition, owned) in owned {
             let view = lanes.entry(partition.clone()).or_insert_with(|| {
                 self.due = Instant::now();
+                gauge("idem_lane_stalled", group, partition).set(0.0);
                 LaneView::default()
             });
             view.position = owned.lane.position().0;

@@ -83,6 +83,12 @@ impl GroupStats {
     /// For the handlers with these names and topics.
     pub(crate) fn new(name: Arc<str>, handlers: impl Iterator<Item = (&'static str, &'static str)>) -> Self {
         let label = name.to_string();
+        // From the first scrape on, so that nobody has to tell zero from nothing.
+        for reason in Reason::ALL {
+            metrics::counter!("idem_dlq_total", "group" => label.clone(), "reason" => reason.as_str()).increment(0);
+        }
+        metrics::gauge!("idem_lane_brake", "group" => label.clone()).set(0.0);
+        metrics::gauge!("idem_parked_events", "group" => label.clone()).set(0.0);
         Self {
             handlers: handlers.chain([("", "")]).map(|(name, topic)| HandlerStats::new(name, topic)).collect(),
             in_flight: (metrics::gauge!("idem_in_flight", "group" => label.clone()), AtomicI64::new(0)),
@@ -173,6 +179,7 @@ impl GroupStats {
 
 impl HandlerStats {
     fn new(name: &'static str, topic: &'static str) -> Self {
+        metrics::gauge!("idem_circuit_open", "handler" => name).set(0.0);
         let counter = |outcome| metrics::counter!("idem_events_total", "handler" => name, "outcome" => outcome);
         Self {
             name,

@@ -5,6 +5,7 @@ use maud::{Markup, html};
 use super::parts::{ago, asked, bytes, count, handler, millis, rate, span, sparkline};
 use super::{Chrome, how_to_change, page, secret};
 use crate::admin::overview::{Failure, GroupView, HandlerView, Overview};
+use crate::decide::money::IN_FLIGHT;
 use crate::ops::Timestamp;
 use crate::ops::groups::{Brake, Group};
 use crate::ops::money::Call;
@@ -42,12 +43,34 @@ fn verdict(chrome: &Chrome<'_>, shown: &Overview) -> Markup {
         section.verdict.well[shown.ready].ill[!shown.ready] role="status" {
             h1 { @if shown.ready { "Everything runs" } @else { "Something is in the way" } }
             @if !shown.reasons.is_empty() { ul { @for reason in &shown.reasons { li { (reason) } } } }
+            p.totals { (totals(shown)) }
             p.refresh {
                 @if chrome.refresh.is_some() { a href="/" { "Stop refreshing" } }
                 @else { a href="/?refresh=5" { "Refresh every 5 s" } }
             }
         }
     }
+}
+
+/// What there is to do, in one line.
+fn totals(shown: &Overview) -> String {
+    let lag: i64 = shown.groups.iter().filter_map(|group| group.lag).sum();
+    let letters: u64 = shown.groups.iter().filter_map(|group| group.letters_in_queue.as_ref().ok()).sum();
+    let mut parts = vec![format!("{} behind", count(lag.unsigned_abs())), format!("{} dead letters", count(letters))];
+    if let Ok(calls) = &shown.money {
+        let open = calls.iter().filter(|call| !is_waiting(call, shown.now)).count();
+        parts.push(format!("{open} money calls to look at"));
+    }
+    if let Ok(brakes) = &shown.brakes {
+        parts.push(format!("{} stopped lanes", brakes.len()));
+    }
+    parts.join(" · ")
+}
+
+/// Whether a request left so lately that its answer may still come.
+fn is_waiting(call: &Call, now: Timestamp) -> bool {
+    let age = call.last_at.map_or(u64::MAX, |at| now.0.saturating_sub(at.0));
+    call.state == "unknown" && u128::from(age) < IN_FLIGHT.as_millis()
 }
 
 fn group_section(group: &GroupView) -> Markup {
@@ -67,13 +90,13 @@ fn group_section(group: &GroupView) -> Markup {
                             Ok(queued) => a.bad href={ "/dlq?group=" (escaped(&group.group)) } { (count(*queued)) },
                             Err(_) => "?",
                         }
-                        @if letters > 0 { " " small.dim { "+" (count(letters)) " since the start" } }
+                        @if letters > 0 { " " small.dim { (count(letters)) " since the start" } }
                     }
                 }
             }
             div.scroll { table {
                 thead { tr {
-                    th { "handler" } th { "topic" } th.n { "events/s" } th.wide { "last 5 min" } th.n { "a call takes" }
+                    th { "handler" } th.wide { "topic" } th.n { "events/s" } th.wide { "last 5 min" } th.n { "a call takes" }
                     th.n { "event age" } th { "outcomes since the start" }
                 } }
                 tbody { @for one in &group.handlers { (handler_row(one)) } }
@@ -102,7 +125,7 @@ fn group_section(group: &GroupView) -> Markup {
 fn handler_row(shown: &HandlerView) -> Markup {
     html! { tr {
         td { (handler(shown.handler)) }
-        td { (shown.topic) }
+        td.wide { (shown.topic) }
         td.n { (rate(shown.per_second)) }
         td.wide { (sparkline(&shown.recent)) }
         td.n { @if let Some(mean) = shown.mean_call_ms { (millis(mean)) } @else { "–" } }
@@ -164,12 +187,16 @@ fn money(chrome: &Chrome<'_>, calls: &[Call], now: Timestamp) -> Markup {
     html! {
         p {
             b { "unknown" } ": a request left and nobody knows what became of it. "
-            b { "unrecorded" } ": it was carried out, and the event's effects are not committed."
+            b { "unrecorded" } ": it was carried out, and the event's effects are not committed. "
+            b { "waiting" } ": a request has just left."
         }
         div.scroll { table {
             thead { tr { th { "state" } th { "key" } th { "group" } th { "call" } th.n { "requests" } th { "last request" } th.n { "status" } th {} } }
             tbody { @for call in calls { tr {
-                td { span.tag.bad { @if call.state == "applied" { "unrecorded" } @else { (call.state) } } }
+                td {
+                    @if is_waiting(call, now) { span.tag { "waiting" } }
+                    @else { span.tag.bad { @if call.state == "applied" { "unrecorded" } @else { (call.state) } } }
+                }
                 td { code { (call.key) } }
                 td { (call.group) }
                 td { (call.operation) }
@@ -186,8 +213,9 @@ fn money(chrome: &Chrome<'_>, calls: &[Call], now: Timestamp) -> Markup {
 /// The partitions of the dedup table side by side: how full each is, which are kept for somebody, and
 /// which may go.
 fn window(dedup: &Partitions) -> Markup {
-    const BAR: usize = 14;
+    const BAR: usize = 24;
     const HEIGHT: f64 = 72.0;
+    const LABEL: f64 = 16.0;
     let parts = &dedup.partitions;
     let width = parts.len() * BAR;
     let most = parts.iter().map(|part| part.bytes).max().unwrap_or(0).max(1) as f64;
@@ -209,13 +237,14 @@ fn window(dedup: &Partitions) -> Markup {
             (span(dedup.window_ms)) " after they were processed."
         }
         div.scroll {
-            svg.window viewBox={ "0 0 " (width) " " (HEIGHT) } width=(width) height=(HEIGHT) role="img"
+            svg.window viewBox={ "0 0 " (width) " " (HEIGHT + LABEL) } width=(width) height=(HEIGHT + LABEL) role="img"
                 aria-label="the partitions of the dedup table, the oldest first" {
                 @for (at, part) in parts.iter().enumerate() {
                     @let tall = height(part);
                     rect.(class(part)) x=(at * BAR + 1) y=(format!("{:.1}", HEIGHT - tall)) width=(BAR - 2) height=(format!("{tall:.1}")) {
                         title { (part.name) ": " (count(part.rows.unsigned_abs())) " rows, " (class(part)) }
                     }
+                    text x=(at * BAR + BAR / 2) y=(HEIGHT + LABEL - 3.0) text-anchor="middle" { (day_label(&part.name)) }
                 }
             }
         }
@@ -239,6 +268,17 @@ fn window(dedup: &Partitions) -> Markup {
                 } } }
             } }
         }
+    }
+}
+
+/// The day of the month; of the others, what they hold.
+fn day_label(name: &str) -> &str {
+    let end = name.rsplit('_').next().unwrap_or(name);
+    match end {
+        "late" => "old",
+        "natural" => "key",
+        day if day.len() == 8 && day.is_ascii() => &day[6..],
+        _ => "",
     }
 }
 
