@@ -27,6 +27,7 @@ use crate::pg::adopt::{self, AdoptError};
 use crate::pg::maintenance::{self, FirstPositions};
 use crate::pg::migrate;
 use crate::pg::money as rows;
+use crate::pg::pooler;
 use crate::pg::session::Pools;
 use crate::registry;
 use crate::spec::Order;
@@ -145,17 +146,26 @@ impl Builder {
             Some(settings) => {
                 let bound = crate::admin::bind(settings).map_err(|problem| RunError::Setup(Problems(vec![problem])))?;
                 crate::admin::record_metrics();
-                let server = bound.serve(Arc::clone(&config), self.health.clone(), Arc::clone(&registry));
-                Some(AbortOnDrop(tokio::spawn(server)))
+                // Dropped with this future, which ends the server too.
+                let (running, ended) = tokio::sync::oneshot::channel::<()>();
+                tokio::spawn(bound.serve(Arc::clone(&config), self.health.clone(), Arc::clone(&registry), ended));
+                Some(running)
             }
         };
         let (stopper, stop) = stop::channel();
         let signals = tokio::spawn(async move {
             tokio::select! {
-                () = termination() => tracing::info!("asked to end: finishing what runs"),
-                () = async { match self.shutdown { Some(shutdown) => shutdown.await, None => std::future::pending().await } } => {}
+                () = termination() => {
+                    tracing::info!("asked to end: finishing what runs");
+                    stopper.stop();
+                    termination().await;
+                    tracing::warn!("asked again: ending at once; what is not committed is delivered again");
+                    std::process::exit(1);
+                }
+                () = async { match self.shutdown { Some(shutdown) => shutdown.await, None => std::future::pending().await } } => {
+                    stopper.stop();
+                }
             }
-            stopper.stop();
         });
         telemetry::describe();
         let running = Running { config, states: Arc::new(self.states), health: self.health, registry, stop };
@@ -337,6 +347,9 @@ impl Running {
                     AdoptError::Unusable(problems) => Ok(Err(RunError::Setup(Problems(problems)))),
                     AdoptError::Database(error) => Err(error),
                 };
+                if let Some(problem) = pooler::problem(pools).await? {
+                    return Ok(Err(RunError::Setup(Problems(vec![problem]))));
+                }
                 if let Err(error) = adopt::check(pools, &groups).await {
                     return unusable(error);
                 }
@@ -410,17 +423,6 @@ impl Running {
                 return Ok(None);
             }
         }
-    }
-}
-
-/// A task that ends with the run, also when that is dropped.
-#[cfg(feature = "admin")]
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
-
-#[cfg(feature = "admin")]
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 

@@ -51,6 +51,8 @@ impl Browser {
     /// When there is no client.
     #[must_use]
     pub fn new(addr: &str) -> Self {
+        // The client asks for one, though it speaks plain HTTP only.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none());
         let client = client.timeout(Duration::from_secs(40)).build().expect("a plain client");
         Self { base: format!("http://{addr}"), client, cookie: None }

@@ -23,6 +23,7 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::sync::oneshot;
 
 use self::access::Access;
 use self::rates::Rates;
@@ -65,11 +66,14 @@ pub(crate) struct Site {
 }
 
 impl Bound {
-    /// Answers requests until it is dropped. Call [`record_metrics`] first.
-    ///
-    /// # Cancel safety
-    /// Dropping it ends the server and what it is about to answer.
-    pub(crate) async fn serve(self, config: Arc<Config>, health: Health, registry: Arc<Registry>) {
+    /// Answers requests until the sender of `ended` is dropped; then connections without a request are closed.
+    pub(crate) async fn serve(
+        self,
+        config: Arc<Config>,
+        health: Health,
+        registry: Arc<Registry>,
+        ended: oneshot::Receiver<()>,
+    ) {
         let Self { listener, settings } = self;
         let listener = match tokio::net::TcpListener::from_std(listener) {
             Ok(listener) => listener,
@@ -88,9 +92,7 @@ impl Bound {
         });
         let service = router(Arc::clone(&site)).into_make_service_with_connect_info::<SocketAddr>();
         tokio::select! {
-            ended = async { axum::serve(listener, service).await } => {
-                tracing::error!(?ended, "the admin server ended");
-            }
+            _ = axum::serve(listener, service).with_graceful_shutdown(async { drop(ended.await) }) => {}
             () = keep_up(&site) => {}
         }
     }

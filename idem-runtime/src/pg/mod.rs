@@ -9,5 +9,6 @@ pub(crate) mod maintenance;
 pub(crate) mod migrate;
 pub(crate) mod money;
 pub(crate) mod parked;
+pub(crate) mod pooler;
 pub(crate) mod progress;
 pub(crate) mod session;
