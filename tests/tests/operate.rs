@@ -108,7 +108,8 @@ async fn a_second_request_to_end_is_obeyed_at_once() {
     let mut program = Program::start(Path::new(env!("CARGO_BIN_EXE_consumer")), &["hurried"], &env.variables());
     program.line("assigned", LIMIT).await;
     orders::publish(&env.kafka, "hurried.orders", &[Plan::Sleep(15_000)]).await;
-    let working = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'";
+    let working =
+        "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()";
     eventually(LIMIT, "the handler to run", async || {
         sqlx::query_scalar::<_, i64>(working).fetch_one(&env.pool).await.unwrap() > 0
     })
