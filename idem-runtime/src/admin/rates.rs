@@ -20,9 +20,12 @@ struct Sample {
     took: Duration,
 }
 
+/// A group's handler.
+type Of = (Arc<str>, &'static str);
+
 #[derive(Default)]
 pub(super) struct Rates {
-    samples: Mutex<HashMap<(Arc<str>, &'static str), VecDeque<Sample>>>,
+    samples: Mutex<HashMap<Of, VecDeque<Sample>>>,
 }
 
 /// How a handler did lately.
@@ -62,7 +65,7 @@ fn recent(samples: &VecDeque<Sample>) -> Recent {
         if seconds > 0.0 { (to.events - from.events) as f64 / seconds } else { 0.0 }
     });
     let minute = usize::try_from(60 / EVERY.as_secs()).unwrap_or(1);
-    let last = samples.back().zip(samples.iter().rev().take(minute + 1).last());
+    let last = samples.back().zip(samples.iter().rev().take(minute + 1).next_back());
     let mean_call = last.and_then(|(to, from)| {
         let calls = u32::try_from(to.calls - from.calls).ok().filter(|calls| *calls > 0)?;
         Some((to.took - from.took) / calls)

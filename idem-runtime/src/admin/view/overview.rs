@@ -29,7 +29,7 @@ pub(in crate::admin) fn overview(chrome: &Chrome<'_>, shown: &Overview) -> Marku
         // The outbox has its place here.
         section {
             h2 { "Dedup table" }
-            (asked(&shown.dedup, |dedup| window(dedup)))
+            (asked(&shown.dedup, window))
             (asked(&shown.known_groups, |groups| memory(groups, now)))
         }
         footer.dim { "As of " time { (now) } " · " a href="/metrics" { "metrics" } " · " a href="/api/overview" { "JSON" } }
