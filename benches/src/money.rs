@@ -133,6 +133,7 @@ impl Bench {
             ("IDEM_KAFKA_BROKERS", self.broker.bootstrap_servers()),
             ("IDEM_KAFKA_SESSION_TIMEOUT_MS", "6000"),
             ("IDEM_POOL_SIZE", pool),
+            ("IDEM_ADMIN_ADDR", "off"),
             ("IDEM_MONEY_BASE_URL", &self.provider.url()),
         ])?;
         let plain = Plain { client: reqwest::Client::builder().no_proxy().build()?, url: self.provider.url() };

@@ -117,7 +117,8 @@ impl Servers {
 
     /// What a program of the library's needs to know.
     pub fn variables(&self, database: &Database) -> Vec<(String, String)> {
-        [("IDEM_DATABASE_URL", database.url.as_str()), ("IDEM_KAFKA_BROKERS", self.kafka.bootstrap())]
+        let (database, brokers) = (database.url.as_str(), self.kafka.bootstrap());
+        [("IDEM_DATABASE_URL", database), ("IDEM_KAFKA_BROKERS", brokers), ("IDEM_ADMIN_ADDR", "off")]
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into()
     }

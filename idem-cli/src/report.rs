@@ -461,7 +461,8 @@ impl Report for Settings {
     }
 
     fn text(&self) -> String {
-        let rows = self.settings.iter().map(|setting| [text(&setting.variable), text(&setting.value)]);
-        table(["variable", "value"], rows)
+        let rows =
+            self.settings.iter().map(|setting| [text(&setting.variable), text(&setting.value), text(&setting.source)]);
+        table(["variable", "value", "source"], rows)
     }
 }

@@ -26,10 +26,12 @@ pub fn event(bytes: &[u8]) {
         assert_eq!(sample.event_id.to_string().parse(), Ok(sample.event_id), "one spelling");
         drop(sample.note);
     }
-    match event::event_type(bytes) {
-        Ok(Some(of)) => assert!(bytes.len() >= of.len()),
-        Ok(None) => {}
-        Err(error) => assert!(error.to_string().len() < 200, "an error quotes nothing"),
+    for field in [event::TypeField::EventType, event::TypeField::CloudEvents] {
+        match event::event_type(bytes, field) {
+            Ok(Some(of)) => assert!(bytes.len() >= of.len()),
+            Ok(None) => {}
+            Err(error) => assert!(error.to_string().len() < 200, "an error quotes nothing"),
+        }
     }
     if let Ok(value) = serde_json::from_slice::<serde_json::Value>(bytes) {
         let canonical = money_key::canonical_json(&value);

@@ -28,8 +28,12 @@ pub struct Health {
 /// What can be in the way.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Obstacle {
-    /// The run has not begun to consume.
+    /// The run has not begun to consume, or ends.
     Start,
+    /// The group has not said which partitions this member has.
+    Assignment(Arc<str>),
+    /// The broker does not answer a group.
+    Broker(Arc<str>),
     /// A group can't read or record its position.
     Position(Arc<str>),
     /// An event of a partition waits for the database or the broker.
@@ -40,6 +44,8 @@ pub(crate) enum Obstacle {
     Brake(Arc<str>, Partition),
     /// Too many events of a partition are parked.
     Parked(Arc<str>, Partition),
+    /// A partition's position does not move although there is work.
+    Stalled(Arc<str>, Partition),
 }
 
 impl Health {
@@ -56,20 +62,29 @@ impl Health {
         self.lock().is_empty()
     }
 
-    pub(crate) fn set(&self, obstacle: Obstacle, reason: String) {
-        self.lock().insert(obstacle, reason);
+    /// Whether it was not in the way before.
+    pub(crate) fn set(&self, obstacle: Obstacle, reason: String) -> bool {
+        let mut reasons = self.lock();
+        let is_new = reasons.insert(obstacle, reason).is_none();
+        metrics::gauge!("idem_ready").set(0.0);
+        is_new
     }
 
-    pub(crate) fn clear(&self, obstacle: &Obstacle) {
-        self.lock().remove(obstacle);
+    /// Whether it was in the way.
+    pub(crate) fn clear(&self, obstacle: &Obstacle) -> bool {
+        let mut reasons = self.lock();
+        let was_there = reasons.remove(obstacle).is_some();
+        if was_there && reasons.is_empty() {
+            metrics::gauge!("idem_ready").set(1.0);
+        }
+        was_there
     }
 
     /// Forgets what is in the way of one partition, when this member lets go of it.
     pub(crate) fn forget_partition(&self, group: &Arc<str>, partition: &Partition) {
-        let mut reasons = self.lock();
-        reasons.remove(&Obstacle::Waiting(Arc::clone(group), partition.clone()));
-        reasons.remove(&Obstacle::Brake(Arc::clone(group), partition.clone()));
-        reasons.remove(&Obstacle::Parked(Arc::clone(group), partition.clone()));
+        for of in [Obstacle::Waiting, Obstacle::Brake, Obstacle::Parked, Obstacle::Stalled] {
+            self.clear(&of(Arc::clone(group), partition.clone()));
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Obstacle, String>> {

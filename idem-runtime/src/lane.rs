@@ -97,6 +97,11 @@ impl Lane {
         lock(&self.watermark).delivered_below()
     }
 
+    /// Bytes that wait for it in memory.
+    pub(crate) fn queued_bytes(&self) -> usize {
+        self.queued.used()
+    }
+
     /// Why its brake is engaged, if it is.
     pub(crate) fn brake(&self) -> Option<Reason> {
         *self.brake.borrow()

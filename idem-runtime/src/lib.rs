@@ -4,13 +4,15 @@
 //! queue or an offset reset delivers an event again, and an account is debited twice.
 //!
 //! [`idempotent_handler`](macro@idempotent_handler) has the attribute, [`failures`] what is retried and where it ends, [`money`]
-//! how a payment provider is called, [`outbox`] how events are published.
+//! how a payment provider is called, [`outbox`] how events are published, [`operate`] what there is for whoever runs it.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used))]
 #![warn(missing_docs)]
 
 #[doc(hidden)]
 pub mod __private;
+#[cfg(feature = "admin")]
+mod admin;
 mod circuit;
 mod clock;
 mod config;
@@ -32,6 +34,8 @@ mod lane;
 #[doc = include_str!("money/rules.md")]
 pub mod money;
 mod move_on;
+#[doc = include_str!("operate.md")]
+pub mod operate {}
 pub mod ops;
 pub mod outbox;
 mod parking;
@@ -42,6 +46,7 @@ mod registry;
 mod run;
 mod spec;
 mod stop;
+mod telemetry;
 #[cfg(feature = "testing")]
 #[doc = include_str!("testing.md")]
 pub mod testing;

@@ -53,6 +53,7 @@ use crate::pg::versions;
 use crate::probe::{self, CrashPoint};
 use crate::run::RunError;
 use crate::stop::Stop;
+use crate::telemetry::Failed;
 
 /// How the work on one record ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +117,7 @@ pub(crate) async fn settle_parked(
 }
 
 /// A record, and what is known of it.
+#[derive(Clone, Copy)]
 struct Event<'a> {
     record: &'a Record,
     origin: &'a Origin,
@@ -161,7 +163,7 @@ async fn work(group: &GroupContext, claim: Claim<'_>, place: Place, event: Event
                 return Settled::Abandoned;
             }
         };
-        report(group, record, handler, &outcome, &step, moved.is_ok());
+        report(group, event, handler, &outcome, &step, moved.is_ok());
         let Err(reason) = moved else {
             group.health.clear(&waiting(group, record));
             // The row last: an event whose row is left is driven again, and recognised.
@@ -253,6 +255,7 @@ async fn attempt(group: &GroupContext, claim: Claim<'_>, handler: &Handler, deli
     if session.server() != claim.server {
         return Outcome::Infrastructure(another_server(group));
     }
+    let _in_flight = group.stats.in_flight(1);
     let id = event.id.uuid();
     let mut calls = None;
     let ended = transaction(group, claim, handler, event, delivered, &mut session, &mut calls).instrument(span).await;
@@ -379,7 +382,10 @@ async fn handled(
     let money = params.money;
     let call = AssertUnwindSafe((handler.call)(&mut tx, event, params)).catch_unwind();
     let interrupted = Connection::Interrupted(transaction_id);
-    let failed: Option<HandlerError> = match tokio::time::timeout(handler.spec.timeout, call).await {
+    let measured = group.stats.call(handler.spec.name);
+    let called = tokio::time::timeout(handler.spec.timeout, call).await;
+    drop(measured);
+    let failed: Option<HandlerError> = match called {
         // A call whose fate is open can't be swallowed: nobody else would ask again.
         Ok(Ok(result)) => result.err().or_else(|| money.and_then(|money| money.swallowed())),
         Ok(Err(_panic)) => return (transient("the handler panicked", true), interrupted),
@@ -552,7 +558,8 @@ fn foreign_record() -> Outcome {
 }
 
 /// One line per event for who listens; a failure is worth a warning.
-fn report(group: &GroupContext, record: &Record, handler: &str, outcome: &Outcome, step: &Step, moved: bool) {
+fn report(group: &GroupContext, event: Event<'_>, handler: &str, outcome: &Outcome, step: &Step, moved: bool) {
+    let Event { record, origin, .. } = event;
     let settled = match (step, outcome) {
         (Step::Advance, Outcome::Duplicate) => "duplicate",
         (Step::Advance, Outcome::Stale) => "stale",
@@ -567,10 +574,15 @@ fn report(group: &GroupContext, record: &Record, handler: &str, outcome: &Outcom
     if let Some(failure) = outcome.failure() {
         let error = failure.summary();
         tracing::warn!(group = &*group.name, handler, topic, partition, offset, error, next = settled, "event failed");
+        let partition = Partition { topic: Arc::clone(&record.topic), number: partition };
+        group.stats.failed(Failed { handler: handler.to_owned(), error, next: settled, partition, offset });
     }
     if moved {
         probe::settled(settled);
-        metrics::counter!("idem_events_total", "handler" => handler.to_owned(), "outcome" => settled).increment(1);
+        group.stats.settled(handler, settled, origin.timestamp_millis);
+        if let Step::DeadLetter { reason } = step {
+            group.stats.dead_letter(*reason);
+        }
         tracing::debug!(target: "idem::settled", handler, outcome = settled, topic, partition, offset);
     }
 }

@@ -28,10 +28,12 @@ use crate::pg::adopt::{self, AdoptError};
 use crate::pg::maintenance::{self, FirstPositions};
 use crate::pg::migrate;
 use crate::pg::money as rows;
+use crate::pg::pooler;
 use crate::pg::session::Pools;
 use crate::registry;
 use crate::spec::Order;
 use crate::stop::{self, Stop};
+use crate::telemetry::{self, GroupStats, Registry, open_calls};
 use crate::turns::Turns;
 
 /// Drives every handler that the program links, configured by the environment, until SIGTERM or
@@ -72,6 +74,7 @@ pub fn builder() -> Builder {
 pub struct Builder {
     states: States,
     config: Option<Config>,
+    settings: BTreeMap<String, String>,
     groups: Option<Vec<String>>,
     shutdown: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     health: Health,
@@ -90,6 +93,13 @@ impl Builder {
     #[must_use]
     pub fn config(mut self, config: Config) -> Self {
         self.config = Some(config);
+        self
+    }
+
+    /// One setting, above the environment's: `setting("IDEM_POOL_SIZE", "32")`.
+    #[must_use]
+    pub fn setting(mut self, variable: impl Into<String>, value: impl Into<String>) -> Self {
+        self.settings.insert(variable.into(), value.into());
         self
     }
 
@@ -129,17 +139,38 @@ impl Builder {
                 "found"
             );
         }
+        let registry = Arc::new(Registry::default());
+        let config = Arc::new(config);
+        #[cfg(feature = "admin")]
+        let _admin = match &config.admin {
+            None => None,
+            Some(settings) => {
+                let bound = crate::admin::bind(settings).map_err(|problem| RunError::Setup(Problems(vec![problem])))?;
+                crate::admin::record_metrics();
+                // Dropped with this future, which ends the server too.
+                let (running, ended) = tokio::sync::oneshot::channel::<()>();
+                tokio::spawn(bound.serve(Arc::clone(&config), self.health.clone(), Arc::clone(&registry), ended));
+                Some(running)
+            }
+        };
         let (stopper, stop) = stop::channel();
         let signals = tokio::spawn(async move {
             tokio::select! {
-                () = termination() => tracing::info!("asked to end: finishing what runs"),
-                () = async { match self.shutdown { Some(shutdown) => shutdown.await, None => std::future::pending().await } } => {}
+                () = termination() => {
+                    tracing::info!("asked to end: finishing what runs");
+                    stopper.stop();
+                    termination().await;
+                    tracing::warn!("asked again: ending at once; what is not committed is delivered again");
+                    std::process::exit(1);
+                }
+                () = async { match self.shutdown { Some(shutdown) => shutdown.await, None => std::future::pending().await } } => {
+                    stopper.stop();
+                }
             }
-            stopper.stop();
         });
-        let result = Running { config: Arc::new(config), states: Arc::new(self.states), health: self.health, stop }
-            .drive(handlers)
-            .await;
+        telemetry::describe();
+        let running = Running { config, states: Arc::new(self.states), health: self.health, registry, stop };
+        let result = running.drive(handlers).await;
         signals.abort();
         result
     }
@@ -157,8 +188,13 @@ impl Builder {
         }
         problems.extend(registry::problems(&handlers, &self.states));
         let config = match &self.config {
+            Some(_) if !self.settings.is_empty() => {
+                problems
+                    .push("the builder was given both a whole configuration and single settings: give one".to_owned());
+                None
+            }
             Some(config) => Some(config.clone()),
-            None => match Config::from_env() {
+            None => match Config::from_env_and(self.settings.clone()) {
                 Ok(config) => Some(config),
                 Err(errors) => {
                     problems.extend(errors.0.iter().map(ToString::to_string));
@@ -190,6 +226,7 @@ pub(crate) struct Running {
     pub config: Arc<Config>,
     pub states: Arc<States>,
     pub health: Health,
+    pub registry: Arc<Registry>,
     pub stop: Stop,
 }
 
@@ -240,6 +277,10 @@ impl Running {
                 // The registry made sure that they agree.
                 let ordered = handlers.iter().any(|handler| handler.spec.order == Order::Key);
                 let longest_handler = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
+                let name: Arc<str> = name.into();
+                let stats = handlers.iter().map(|handler| (handler.spec.name, handler.spec.topic));
+                let stats = Arc::new(GroupStats::new(Arc::clone(&name), stats));
+                self.registry.add(Arc::clone(&stats));
                 let circuits = handlers
                     .iter()
                     .map(|handler| (handler.spec.name, Circuit::new(handler.spec.name, self.health.clone())))
@@ -248,7 +289,7 @@ impl Running {
                     topics.entry(handler.spec.topic).or_default().push(handler);
                 }
                 Arc::new(GroupContext {
-                    name: name.into(),
+                    name,
                     topics,
                     concurrency: usize::from(concurrency),
                     ordered,
@@ -264,6 +305,7 @@ impl Running {
                     lineage,
                     circuits,
                     health: self.health.clone(),
+                    stats,
                     missing_partition: Arc::clone(&missing_partition),
                     first_positions: first_positions.clone(),
                     doubt: Notify::new(),
@@ -297,6 +339,9 @@ impl Running {
         // Ends after the handlers, which publish until they end.
         let (relay_stopper, relay_stop) = stop::channel();
         let relay = self.config.relay.then(|| tokio::spawn(relay::keep(Arc::clone(&self.config), relay_stop)));
+        if groups.iter().any(|group| group.provider.is_some()) {
+            maintenance.spawn(open_calls::keep_counting(pools.clone()));
+        }
         let (stopper, stop) = stop::channel();
         let mut coordinators = JoinSet::new();
         for group in groups {
@@ -320,6 +365,7 @@ impl Running {
         if let Some(failure) = &failure {
             tracing::error!(error = %failure, "the run ends");
         }
+        self.health.set(Obstacle::Start, "the run ends".to_owned());
         stopper.stop();
         while coordinators.join_next().await.is_some() {}
         maintenance.abort_all();
@@ -341,6 +387,9 @@ impl Running {
                     AdoptError::Unusable(problems) => Ok(Err(RunError::Setup(Problems(problems)))),
                     AdoptError::Database(error) => Err(error),
                 };
+                if let Some(problem) = pooler::problem(pools).await? {
+                    return Ok(Err(RunError::Setup(Problems(vec![problem]))));
+                }
                 if let Err(error) = adopt::check(pools, &groups).await {
                     return unusable(error);
                 }

@@ -158,6 +158,14 @@ fn build(package: &str, target: [&str; 2]) {
     build.args(["build", "--quiet", "--package", package]).args(target);
     build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
     build.arg("--target-dir").arg(java::target_dir()).stdin(Stdio::null());
+    // What cargo says of this package to its tests would else make build scripts run again that ask for it (ring's),
+    // and half of the workspace with them, here and in the next build outside.
+    let of_package = |name: &std::ffi::OsString| {
+        name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+    };
+    for (name, _) in std::env::vars_os().filter(|(name, _)| of_package(name)) {
+        build.env_remove(name);
+    }
     let status = build.status().unwrap_or_else(|error| panic!("cannot run cargo: {error}"));
     assert!(status.success(), "{} of package {package} does not compile", target[1]);
 }

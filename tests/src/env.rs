@@ -39,6 +39,8 @@ impl TestEnv {
             kafka: kafka.clone(),
             variables: BTreeMap::new(),
         };
+        // Tests run side by side, and there is one port by default.
+        let env = env.with("IDEM_ADMIN_ADDR", "off");
         env.with("IDEM_DATABASE_URL", database_url).with("IDEM_KAFKA_BROKERS", kafka.bootstrap())
     }
 

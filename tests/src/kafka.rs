@@ -33,7 +33,8 @@ impl Kafka {
         Self::start_with(&[]).await
     }
 
-    /// Starts a broker with server properties of one's own, which win over the harness's.
+    /// Starts a broker with server properties of one's own, which win over the harness's. In their values
+    /// `{broker}` and `{controller}` are the ports of the harness's listeners.
     ///
     /// # Panics
     /// As for [`start`](Self::start).
@@ -43,6 +44,7 @@ impl Kafka {
         let home = tempfile::Builder::new().prefix("idem-kafka-").tempdir().expect("a writable temporary directory");
         let mut text = server_properties(broker, controller, &home.path().join("data").to_string_lossy());
         for (name, value) in properties {
+            let value = value.replace("{broker}", &broker.to_string()).replace("{controller}", &controller.to_string());
             text.push_str(&format!("{name}={value}\n"));
         }
         fs::write(home.path().join("server.properties"), text).expect("a directory of our own is writable");

@@ -42,7 +42,7 @@ impl Servers {
     }
 
     /// The environment of a consumer process.
-    pub fn variables(&self) -> [(&'static str, String); 6] {
+    pub fn variables(&self) -> [(&'static str, String); 7] {
         [
             ("IDEM_DATABASE_URL", self.database_url.clone()),
             ("IDEM_KAFKA_BROKERS", self.brokers().to_owned()),
@@ -50,6 +50,8 @@ impl Servers {
             ("IDEM_KAFKA_SESSION_TIMEOUT_MS", "2500".to_owned()),
             ("IDEM_KAFKA_HEARTBEAT_INTERVAL_MS", "500".to_owned()),
             ("IDEM_SHUTDOWN_GRACE", "10s".to_owned()),
+            // Two processes side by side, and one port by default.
+            ("IDEM_ADMIN_ADDR", "off".to_owned()),
             ("IDEM_MONEY_BASE_URL", self.provider.url()),
         ]
     }

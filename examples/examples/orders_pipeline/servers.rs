@@ -44,9 +44,10 @@ impl Servers {
     }
 
     /// The environment of both processes.
-    pub fn variables(&self) -> [(&'static str, String); 7] {
+    pub fn variables(&self) -> [(&'static str, String); 8] {
         [
             ("IDEM_DATABASE_URL", self.database_url.clone()),
+            ("IDEM_ADMIN_ADDR", "off".to_owned()),
             ("IDEM_KAFKA_BROKERS", self.brokers().to_owned()),
             // After a crash the group waits until the old member's session has run out, and the next relay until
             // nothing late of the old one can come.

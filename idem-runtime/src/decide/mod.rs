@@ -22,6 +22,7 @@ pub(crate) mod replay;
 pub(crate) mod retention;
 pub(crate) mod retry;
 pub(crate) mod sql_error;
+pub(crate) mod stall;
 pub(crate) mod step;
 pub(crate) mod topics;
 pub(crate) mod turns;

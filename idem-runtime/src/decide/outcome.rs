@@ -86,7 +86,7 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
-    const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Unparsable,
         Self::Null,
         Self::BadId,

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::brakes::Brakes;
 use super::caught_up::Watch;
+use super::lag::Lag;
 use super::progress::{compare, write};
 use super::takeover::{self, Taken};
 use super::{GroupContext, progress};
@@ -95,12 +96,15 @@ pub(crate) struct Coordinator {
     spare_ticks: Option<u32>,
     brakes: Brakes,
     ends: Watch,
+    lag: Lag,
 }
 
 impl Coordinator {
     /// Joins the group.
     pub(crate) fn join(group: Arc<GroupContext>, topics: &[String]) -> Result<Self, KafkaError> {
         let (consumer, events) = Consumer::join(&group.config, &group.name, topics, group.prefetch)?;
+        let reason = format!("group {}: it has not assigned partitions to this member yet", group.name);
+        group.health.set(Obstacle::Assignment(Arc::clone(&group.name)), reason);
         Ok(Self {
             group,
             consumer,
@@ -113,6 +117,7 @@ impl Coordinator {
             spare_ticks: None,
             brakes: Brakes::default(),
             ends: Watch::default(),
+            lag: Lag::default(),
         })
     }
 
@@ -146,6 +151,8 @@ impl Coordinator {
         match event {
             Event::Assigned(partitions) => {
                 tracing::info!(group = &*self.group.name, partitions = %list(&partitions), "assigned");
+                self.group.stats.rebalanced();
+                self.group.health.clear(&Obstacle::Assignment(Arc::clone(&self.group.name)));
                 // Answered at once, with nothing: while the database is away the group must go on.
                 // The partitions are added when their positions are read.
                 self.consumer.send(Command::Start(Vec::new()));
@@ -306,6 +313,7 @@ impl Coordinator {
         self.look_after_lanes().await;
         self.brakes.look_after(&self.group, &self.owned).await;
         self.ends.look(&self.group, &self.owned).await;
+        self.lag.look(&self.group, &self.owned).await;
         self.idle_ticks += 1;
         // A write whose answer was lost is cleared up before the next one.
         let unsure = self.owned.values().any(|owned| owned.attempted.is_some());

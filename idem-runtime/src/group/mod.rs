@@ -3,6 +3,7 @@
 mod brakes;
 mod caught_up;
 mod coordinator;
+mod lag;
 mod progress;
 mod takeover;
 
@@ -27,6 +28,7 @@ use crate::pg::maintenance::FirstPositions;
 use crate::pg::session::Pools;
 use crate::run::RunError;
 use crate::spec::Transaction;
+use crate::telemetry::GroupStats;
 use crate::turns::Turns;
 
 /// What everything that works for one group shares.
@@ -55,6 +57,7 @@ pub(crate) struct GroupContext {
     /// By the name of the handler.
     pub circuits: HashMap<&'static str, Circuit>,
     pub health: Health,
+    pub stats: Arc<GroupStats>,
     /// Asks the maintenance for partitions of the dedup table.
     pub missing_partition: Arc<Notify>,
     /// Tells the maintenance that the group's positions are known.

@@ -1,6 +1,6 @@
 //! The dead letters of a group: [`list`] and [`show`]. [`replay`](super::replay) sends them on.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -173,6 +173,9 @@ pub struct LetterInFull {
     /// The value, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub payload: Option<Bytes>,
+    /// Whether its topic is one of `IDEM_RESTRICTED_TOPICS`: then key, value and the producer's headers are shown
+    /// to nobody.
+    pub restricted: bool,
 }
 
 /// A header of a record.
@@ -267,20 +270,49 @@ pub async fn show(
     let event_id = dedup::id_of(&Ids::of_group(group), &record, origin_topic);
     let memory = dedup::memory(ops, group, event_id.into_iter().collect()).await?;
     let state = memory.state(event_id, letter.origin.as_ref().and_then(|origin| origin.at));
-    let shown = |bytes: &Option<Vec<u8>>| bytes.as_deref().filter(|_| with_payload).map(Bytes::new);
+    let restricted = is_restricted(&ops.config.restricted, origin_topic);
+    let shown = |bytes: &Option<Vec<u8>>| bytes.as_deref().filter(|_| with_payload && !restricted).map(Bytes::new);
     Ok(LetterInFull {
         letter,
         event_id,
         state,
         headers: headers
             .iter()
+            .filter(|(name, _)| !restricted || names::OWN_HEADERS.iter().any(|own| own.as_bytes() == name))
             .map(|(name, value)| Header { name: Bytes::new(name), value: value.as_deref().map(Bytes::new) })
             .collect(),
         key_bytes: record.key.as_ref().map(Vec::len),
         value_bytes: record.payload.as_ref().map(Vec::len),
         key: shown(&record.key),
         payload: shown(&record.payload),
+        restricted,
     })
+}
+
+/// Whether nothing of a record from this topic may be shown. Of one that does not say where it comes from,
+/// nobody knows.
+fn is_restricted(restricted: &BTreeSet<String>, origin_topic: Option<&str>) -> bool {
+    origin_topic.map_or(!restricted.is_empty(), |topic| restricted.contains(topic))
+}
+
+/// How many records the dead letter queues of these groups hold, by group. It counts offsets, so it may be
+/// a little too many; a queue that does not exist has none.
+///
+/// # Errors
+/// When the broker is away.
+pub async fn depths(ops: &Ops, groups: &[String]) -> Result<BTreeMap<String, u64>, OpsError> {
+    let observer = ops.observer("idem-depths");
+    let cluster = observer.partitions().await.map_err(OpsError::kafka("list its topics"))?;
+    let queues: BTreeMap<String, &String> = groups.iter().map(|group| (names::dlq_topic(group), group)).collect();
+    let led = cluster.into_iter().filter(|(partition, is_led)| *is_led && queues.contains_key(&*partition.topic));
+    let bounds = observer.bounds(led.map(|(partition, _)| partition).collect()).await;
+    let mut depths: BTreeMap<String, u64> = groups.iter().map(|group| (group.clone(), 0)).collect();
+    for (partition, range) in bounds.map_err(OpsError::kafka("tell the ends of the dead letter queues"))? {
+        if let Some(depth) = queues.get(&*partition.topic).and_then(|group| depths.get_mut(*group)) {
+            *depth += u64::try_from(range.end - range.start).unwrap_or(0);
+        }
+    }
+    Ok(depths)
 }
 
 /// A dead letter queue, up to the end seen when it was opened.

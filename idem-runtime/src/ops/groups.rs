@@ -83,6 +83,47 @@ pub struct StoppedLane {
     pub partition: i32,
 }
 
+/// An engaged brake.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Brake {
+    /// The group.
+    pub group: String,
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: i32,
+    /// The reason of its last dead letters.
+    pub reason: String,
+    /// When it was engaged.
+    pub since: Timestamp,
+}
+
+/// The lanes of all groups that are stopped.
+///
+/// # Errors
+/// When the database is away, or has no tables.
+pub async fn stopped(ops: &Ops) -> Result<Vec<Brake>, OpsError> {
+    ops.database("list the brakes", |connection| {
+        Box::pin(async move {
+            let rows: Vec<(String, String, i32, String, i64)> = sqlx::query_as(
+                "SELECT consumer_group, topic, partition, reason, (extract(epoch FROM engaged_at) * 1000)::bigint \
+                   FROM lane_brake ORDER BY 1, 2, 3",
+            )
+            .fetch_all(connection)
+            .await?;
+            let brake = |(group, topic, partition, reason, since): (_, _, _, _, i64)| Brake {
+                group,
+                topic,
+                partition,
+                reason,
+                since: Timestamp(since.unsigned_abs()),
+            };
+            Ok(rows.into_iter().map(brake).collect())
+        })
+    })
+    .await
+}
+
 /// What [`resume`] let go on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Resumed {

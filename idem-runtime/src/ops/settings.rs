@@ -12,6 +12,9 @@ pub struct Setting {
     pub variable: String,
     /// Its value, or `[redacted]`.
     pub value: String,
+    /// Where it comes from: `default`, `environment`, `builder`, or `file` and its path; with ` (_FILE)` if it was
+    /// read from the file that the variable with this ending names.
+    pub source: String,
 }
 
 const REDACTED: &str = "[redacted]";
@@ -68,17 +71,33 @@ pub fn of(config: &Config) -> Vec<Setting> {
         ("IDEM_STRICT", config.strict.to_string()),
         ("IDEM_DLQ_BRAKE", config.dlq_brake.map_or_else(|| "off".to_owned(), |limit| limit.to_string())),
         ("IDEM_MEMORY", config.memory.to_string()),
+        ("IDEM_RESTRICTED_TOPICS", config.restricted.iter().cloned().collect::<Vec<_>>().join(",")),
     ]
     .into_iter()
     .chain(money(config))
     .chain(relay(config))
-    .map(|(variable, value)| Setting { variable: variable.to_owned(), value })
+    .chain(admin(config))
+    .map(|(variable, value)| setting(config, variable.to_owned(), value))
     .collect();
-    settings.extend(config.kafka.keys().map(|property| Setting {
-        variable: format!("IDEM_KAFKA_{}", property.to_ascii_uppercase().replace('.', "_")),
-        value: REDACTED.to_owned(),
-    }));
+    let of_kafka = |property: &String| format!("IDEM_KAFKA_{}", property.to_ascii_uppercase().replace('.', "_"));
+    settings.extend(config.kafka.keys().map(|property| setting(config, of_kafka(property), REDACTED.to_owned())));
     settings
+}
+
+fn setting(config: &Config, variable: String, value: String) -> Setting {
+    let source = match config.sources.get(&variable) {
+        None if variable == "IDEM_DATABASE_URL" => config.sources.get("DATABASE_URL"),
+        given => given,
+    };
+    let source = source.map_or_else(|| "default".to_owned(), ToString::to_string);
+    Setting { variable, value, source }
+}
+
+fn admin(config: &Config) -> [(&'static str, String); 2] {
+    let addr = config.admin.as_ref().map_or_else(|| "off".to_owned(), |admin| admin.addr.to_string());
+    let has_token = config.admin.as_ref().is_some_and(|admin| admin.token.is_some());
+    let token = if has_token { REDACTED.to_owned() } else { String::new() };
+    [("IDEM_ADMIN_ADDR", addr), ("IDEM_ADMIN_TOKEN", token)]
 }
 
 fn money(config: &Config) -> [(&'static str, String); 4] {
@@ -117,6 +136,7 @@ mod tests {
             ("IDEM_DATABASE_DIRECT_URL", format!("postgres://{secret}:{secret}@db/app")),
             ("IDEM_KAFKA_BROKERS", "kafka:9092".to_owned()),
             ("IDEM_KAFKA_SASL_PASSWORD", secret.to_owned()),
+            ("IDEM_ADMIN_TOKEN", format!("{secret}-and-more")),
         ])
         .unwrap();
         let told = serde_json::to_string(&of(&config)).unwrap();

@@ -11,6 +11,7 @@ pub(crate) mod migrate;
 pub(crate) mod money;
 pub(crate) mod outbox;
 pub(crate) mod parked;
+pub(crate) mod pooler;
 pub(crate) mod progress;
 pub(crate) mod session;
 pub(crate) mod versions;

@@ -13,7 +13,7 @@ use super::event_session::EventSessions;
 use crate::decide::sql_error;
 
 /// Longest wait for a row or table lock; then the transaction is run again.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for a connection; then it counts as an outage.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for the answer to a statement of the library's own, which may wait for a lock. A

@@ -168,6 +168,7 @@ async fn attempt(group: &GroupContext, server: &str, run: &mut Run<'_>, stop: &S
     if session.server() != server {
         return Attempt::Again(another_server(group));
     }
+    let _in_flight = group.stats.in_flight(run.events.len());
     let batch = tracing::info_span!(
         "shared",
         handler = run.handler.spec.name,
@@ -341,6 +342,7 @@ async fn call<'t>(
         let all = places.iter().map(|at| &events[*at]);
         tx.outbox.called_for(parents(group, handler, all.map(|event| (event.id, event.delivered()))));
         let call = AssertUnwindSafe((handler.call)(tx, decoded.together(), params(group, &events[*first])));
+        let _measured = group.stats.call(handler.spec.name);
         return match tokio::time::timeout(handler.spec.timeout, call.catch_unwind()).await {
             Ok(Ok(Ok(()))) => Called::Well,
             Ok(Ok(Err(error))) => {
@@ -358,6 +360,7 @@ async fn call<'t>(
         tx.outbox.called_for(parents(group, handler, [(event.id, event.delivered())]));
         let call = AssertUnwindSafe((handler.call)(tx, payload, params(group, event)));
         let call = call.catch_unwind().instrument(span(handler, event.id, &event.origin));
+        let _measured = group.stats.call(handler.spec.name);
         match tokio::time::timeout(handler.spec.timeout, call).await {
             Ok(Ok(Ok(()))) => {}
             Ok(Ok(Err(error))) => return Called::Failed { at: Some(at), error },
@@ -390,11 +393,9 @@ fn is_refused_commit(error: &HandlerError) -> bool {
 fn report(group: &GroupContext, run: &Run<'_>, fates: &[Fate]) {
     let handler = run.handler.spec.name;
     for outcome in [Fate::Done, Fate::Duplicate, Fate::Stale] {
-        let count = fates.iter().filter(|fate| **fate == outcome).count();
-        let outcome = outcome.name();
-        if count > 0 {
-            metrics::counter!("idem_events_total", "handler" => handler, "outcome" => outcome).increment(count as u64);
-        }
+        let of_these = run.events.iter().zip(fates).filter(|(_, fate)| **fate == outcome);
+        let times = of_these.map(|(event, _)| event.origin.timestamp_millis);
+        group.stats.settled_many(handler, outcome.name(), times);
     }
     for (event, fate) in run.events.iter().zip(fates) {
         let outcome = fate.name();

@@ -29,6 +29,16 @@ async fn together(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerR
     orders::handle(tx, order, &delivery, "together").await
 }
 
+#[idempotent_handler(topic = "watched.orders", group = "watched", retry = [])]
+async fn watched(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "watched").await
+}
+
+#[idempotent_handler(topic = "hurried.orders", group = "hurried")]
+async fn hurried(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
+    orders::handle(tx, order, &delivery, "hurried").await
+}
+
 #[tokio::main]
 async fn main() -> Result<(), idem_runtime::RunError> {
     tests::run::show_logs();

@@ -168,6 +168,7 @@ fn variables(settings: &Settings, kafka: &Cluster, database: &Database, provider
     let millis = |name: &str, time: Duration| (name.to_owned(), time.as_millis().to_string());
     let mut variables = vec![
         text("IDEM_DATABASE_URL", &database.url()),
+        text("IDEM_ADMIN_ADDR", "off"),
         text("IDEM_KAFKA_BROKERS", kafka.client.bootstrap()),
         text("IDEM_MONEY_BASE_URL", &provider.url()),
         text("IDEM_RETRY", &RETRIES.join(",")),

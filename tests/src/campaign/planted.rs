@@ -12,7 +12,7 @@ use super::schedule::{MemberFault, ServerFault};
 use crate::java;
 
 /// The variable that switches one on.
-pub const VARIABLE: &str = "IDEM_PLANTED";
+pub const VARIABLE: &str = "IDEM_TEST_PLANTED";
 
 /// A fault of the library.
 #[derive(Debug, Clone, Copy)]
@@ -49,11 +49,15 @@ pub const ALL: [Planted; 6] = [
             },
             Edit {
                 file: "pg/dedup.rs",
-                from: "    let transaction = row.try_get::<Option<i64>, _>(0)?.map(TransactionId);",
-                to: "    let mut transaction = row.try_get::<Option<i64>, _>(0)?.map(TransactionId);
-    if planted!() && transaction.is_some() {
-        transaction = rows.last().map(|row| row.try_get(0)).transpose()?.map(TransactionId);
-    }",
+                from: "    let row = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_optional(tx).await?;",
+                to: "    let rows = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(tx).await?;
+    let transaction = rows.last().map(|row| row.try_get(0)).transpose()?.map(TransactionId);
+    let row = if rows.len() > usize::from(planted!()) { rows.into_iter().next() } else { None };",
+            },
+            Edit {
+                file: "pg/dedup.rs",
+                from: "transaction: TransactionId(row.try_get(0)?), horizon",
+                to: "transaction: transaction.unwrap_or(TransactionId(row.try_get(0)?)), horizon",
             },
         ],
         server_faults: &[(ServerFault::ConnectionsCut, 1)],
@@ -74,10 +78,9 @@ pub const ALL: [Planted; 6] = [
     Planted {
         name: "no-check-before-commit",
         edits: &[Edit {
-            file: "pg/dedup.rs",
-            from: "    let mut answers = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_many(tx);",
-            to: r#"    let statements = if planted!() { "COMMIT".to_owned() } else { statements };
-    let mut answers = sqlx::raw_sql(AssertSqlSafe(statements)).fetch_many(tx);"#,
+            file: "pg/commit.rs",
+            from: r#"format!("{check}{notes}{last}COMMIT")"#,
+            to: r#"if planted!() { "COMMIT".to_owned() } else { format!("{check}{notes}{last}COMMIT") }"#,
         }],
         server_faults: &[(ServerFault::ConnectionsCut, 1)],
     },
@@ -145,7 +148,7 @@ pub const ALL: [Planted; 6] = [
 /// What the copy's library answers to `planted!`.
 const SWITCH: &str = r#"
 pub(crate) fn is_planted(name: &str) -> bool {
-    std::env::var("IDEM_PLANTED").is_ok_and(|planted| planted == name)
+    std::env::var("IDEM_TEST_PLANTED").is_ok_and(|planted| planted == name)
 }
 "#;
 

@@ -69,6 +69,8 @@ impl Servers {
             ("IDEM_DATABASE_URL", self.database_url().to_owned()),
             ("IDEM_KAFKA_BROKERS", self.brokers().to_owned()),
             ("IDEM_SHUTDOWN_GRACE", "10s".to_owned()),
+            // One after the other, and somebody's own program may have the port.
+            ("IDEM_ADMIN_ADDR", "off".to_owned()),
         ];
         let said = |variable| std::env::var_os(variable).is_some();
         if !said("IDEM_KAFKA_SESSION_TIMEOUT_MS") && !said("IDEM_KAFKA_GROUP_PROTOCOL") {

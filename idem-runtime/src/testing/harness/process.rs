@@ -59,7 +59,13 @@ impl Process {
         lineage: Option<Uuid>,
     ) -> Result<Self, TestingError> {
         let (_stopper, stop) = stop::channel();
-        let running = Running { config: Arc::new(config), states: Arc::new(states), health: Health::default(), stop };
+        let running = Running {
+            config: Arc::new(config),
+            states: Arc::new(states),
+            health: Health::default(),
+            registry: Arc::default(),
+            stop,
+        };
         let config = Arc::clone(&running.config);
         let longest = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
         let pools = Pools::new(&config.database, &config.client_id, config.pool_size, longest);
