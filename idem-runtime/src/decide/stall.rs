@@ -25,7 +25,8 @@ pub(crate) struct Standstill {
 /// What follows from a look after an earlier one.
 pub(crate) fn after(before: Option<Standstill>, look: Look, now_millis: u64) -> Standstill {
     match before {
-        Some(before) if before.first.position == look.position && look.end > look.position => {
+        // One that had read to the end did not stand still until then.
+        Some(before) if before.first.position == look.position && before.first.end > look.position => {
             Standstill { is_behind: look.has_work || look.end > before.first.end, ..before }
         }
         _ => Standstill { first: look, since_millis: now_millis, is_behind: false },
