@@ -223,18 +223,13 @@ mod tests {
         Some(Unsure { first: Duration::from_secs(first), last: Some(Duration::from_secs(last)) })
     }
 
+    fn known(state: State, resolved: bool, same_body: bool, unsure: Option<Unsure>) -> Known {
+        Known { generation: 2, attempt: 3, state, resolved, same_body, unsure, is_lost: false }
+    }
+
     #[test]
     fn what_was_recorded_decides_whether_a_call_leaves() {
         use State::{Applied, Failed, Refused, Unknown, Waiting};
-        let known = |state, resolved, same_body, unsure| Known {
-            generation: 2,
-            attempt: 3,
-            state,
-            resolved,
-            same_body,
-            unsure,
-            is_lost: false,
-        };
         let cases = [
             (known(Unknown, false, true, unsure(10, 10)), Before::Again),
             (known(Unknown, false, true, unsure(86_400, 10)), Before::KeyExpired),
@@ -257,15 +252,8 @@ mod tests {
     #[test]
     fn what_a_database_says_that_went_back_lets_nothing_leave() {
         use State::{Applied, Failed, Refused, Unknown, Waiting};
-        let known = |state, resolved, same_body, unsure| Known {
-            generation: 2,
-            attempt: 3,
-            state,
-            resolved,
-            same_body,
-            unsure,
-            is_lost: true,
-        };
+        let known =
+            |state, resolved, same_body, unsure| Known { is_lost: true, ..known(state, resolved, same_body, unsure) };
         let cases = [
             (known(Waiting, false, true, None), Before::Lost(2)),
             (known(Refused, false, true, None), Before::Lost(2)),

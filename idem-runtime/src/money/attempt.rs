@@ -16,7 +16,7 @@ use crate::error::{Class, Classified, Failure, HandlerError};
 use crate::event::EventId;
 use crate::handler::{Delivered, Delivery};
 use crate::pg::money::record::{self, Certain};
-use crate::pg::money::{self as rows, CallId, Place, Places};
+use crate::pg::money::{self as rows, CallId, Place, Places, Settlement};
 use crate::spec::Money;
 
 /// How long an event's transaction may take to settle its calls, before they are settled beside it.
@@ -188,9 +188,7 @@ impl Attempt {
         for (name, certain) in self.certain() {
             let Some(settlement) = certain.settlement else { continue };
             let id = CallId { event_id: self.event.id.uuid(), group: &self.event.group, operation: &name };
-            let is_settled = rows::settle(&self.provider.pool, &id, &settlement).await.inspect_err(|error| {
-                tracing::warn!(%error, "the answer to a money call could not be recorded; it will be asked for again");
-            })?;
+            let is_settled = self.settle_call(&id, &settlement).await?;
             if !is_settled && certain.state == State::Applied {
                 let key = money_key::key(id.event_id, id.group, id.operation, certain.generation);
                 tracing::error!(
@@ -203,6 +201,13 @@ impl Attempt {
             }
         }
         Ok(())
+    }
+
+    /// Settles one call. `false`: the record says otherwise.
+    pub(super) async fn settle_call(&self, id: &CallId<'_>, settlement: &Settlement) -> Result<bool, sqlx::Error> {
+        rows::settle(&self.provider.pool, id, settlement).await.inspect_err(|error| {
+            tracing::warn!(%error, "the answer to a money call could not be recorded; it will be asked for again");
+        })
     }
 
     /// The handler has returned: no call is made after this.

@@ -213,14 +213,8 @@ async fn settle(
     if matches!(state, State::Applied | State::Refused) {
         return Ok(Some(Certain { generation, state, settlement: Some(settlement) }));
     }
-    match rows::settle(&attempt.provider.pool, id, &settlement).await {
-        // `false`: a later request is under way, which tells what this one does not.
-        Ok(_is_settled) => Ok(None),
-        Err(error) => {
-            tracing::warn!(%error, "the answer to a money call could not be recorded; it will be asked for again");
-            Err(MoneyError::Record(error))
-        }
-    }
+    // `false`: a later request is under way, which tells what this one does not.
+    attempt.settle_call(id, &settlement).await.map(|_is_settled| None).map_err(MoneyError::Record)
 }
 
 fn time_left(timeout: Duration, deadline: Instant) -> Duration {

@@ -70,15 +70,12 @@ async fn write(pool: &PgPool, mut waiting: Vec<Waiting>, key_ttl: Duration) {
             }
             Err(sqlx::Error::Database(_)) if waiting.len() > 1 => {}
             Err(error) => {
-                if let [_] = &*waiting {
-                    if let Some(waiting) = waiting.pop() {
-                        let _ = waiting.answer.send(Err(error));
-                    }
-                    return;
-                }
                 let text = format!("the intent of a money call could not be written: {error}");
+                // The error is one's, and can't be copied.
+                let mut error = Some(error);
                 for waiting in waiting {
-                    let _ = waiting.answer.send(Err(sqlx::Error::Protocol(text.clone())));
+                    let error = error.take().unwrap_or_else(|| sqlx::Error::Protocol(text.clone()));
+                    let _ = waiting.answer.send(Err(error));
                 }
                 return;
             }

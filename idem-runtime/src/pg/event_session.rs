@@ -178,8 +178,11 @@ pub(crate) async fn begin(tx: &mut PgConnection) -> Result<(), sqlx::Error> {
 }
 
 /// Undoes what a handler set that hides the library's tables: a role, or another `search_path`.
+pub(super) const UNDO_NAMES: &str = "RESET ROLE; RESET search_path; ";
+
+/// [`UNDO_NAMES`].
 pub(super) async fn undo_names(tx: &mut PgConnection) -> Result<(), sqlx::Error> {
-    sqlx::raw_sql("RESET ROLE; RESET search_path").execute(tx).await?;
+    sqlx::raw_sql(UNDO_NAMES).execute(tx).await?;
     Ok(())
 }
 

@@ -154,9 +154,9 @@ impl Settlement {
 /// requests with the key. `false`: the call was settled otherwise meanwhile.
 pub(crate) async fn settle(pool: &PgPool, id: &CallId<'_>, settled: &Settlement) -> Result<bool, sqlx::Error> {
     let query = sqlx::query(
-        "UPDATE money_call SET state = $6, status = CASE WHEN state = $6 THEN status ELSE $7 END, \
-                unsure_since = CASE WHEN state <> $6 AND $8 THEN to_timestamp($9) ELSE unsure_since END, \
-                unsure_at = CASE WHEN state <> $6 AND $10 THEN to_timestamp($11) ELSE unsure_at END \
+        "UPDATE money_call SET state = $6, status = $7, \
+                unsure_since = CASE WHEN $8 THEN to_timestamp($9) ELSE unsure_since END, \
+                unsure_at = CASE WHEN $10 THEN to_timestamp($11) ELSE unsure_at END \
           WHERE event_id = $1 AND consumer_group = $2 AND operation = $3 AND generation = $4 \
             AND (($6 = 'applied' AND state = 'applied') \
                  OR (resolved_at IS NULL AND ($6 = 'applied' OR (attempt = $5 AND state = 'unknown'))))",

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::{Settlement, as_count};
 use crate::decide::money::{Doubt, State};
+use crate::pg::event_session::UNDO_NAMES;
 
 /// A call whose fate is certain, as the handler saw it.
 #[derive(Debug, Clone)]
@@ -36,7 +37,7 @@ pub(in crate::pg) const PREPARE: &str = "PREPARE idem_record_call \
 /// calls have to be found. `is_prepared`: the session still has what it prepared; else all of it is prepared again,
 /// and then sqlx does not know what there is.
 pub(crate) fn statements(event_id: Uuid, group: &str, calls: &[(String, Certain)], is_prepared: bool) -> String {
-    let mut text = "RESET ROLE; RESET search_path; ".to_owned();
+    let mut text = UNDO_NAMES.to_owned();
     if !is_prepared {
         text.push_str("DEALLOCATE ALL; ");
         text.push_str(PREPARE);
