@@ -6,6 +6,7 @@ use std::sync::Arc;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
 
+use super::event_session;
 use crate::decide::relay::{Line, Seen};
 
 /// What the relay listens to.
@@ -42,7 +43,7 @@ pub(crate) fn statements(rows: &[Row]) -> String {
     let bytes = rows.iter().map(|row| 2 * row.payload.len() + 500).sum();
     let mut sql = String::with_capacity(bytes);
     // What a handler set may hide the library's tables.
-    sql.push_str("RESET ROLE; RESET search_path; ");
+    sql.push_str(event_session::UNDO_NAMES);
     for row in rows {
         // Writing to a String can't fail.
         let _ = write!(sql, "SELECT idem_publish('{}', ", row.event_id);
