@@ -62,6 +62,11 @@ impl Health {
         self.lock().is_empty()
     }
 
+    /// Whether it is in the way.
+    pub(crate) fn has(&self, obstacle: &Obstacle) -> bool {
+        self.lock().contains_key(obstacle)
+    }
+
     /// Whether it was not in the way before.
     pub(crate) fn set(&self, obstacle: Obstacle, reason: String) -> bool {
         let mut reasons = self.lock();

@@ -327,8 +327,6 @@ impl Running {
         let Assembled { groups, producer, missing_partition, first_positions, failures } = assembled;
         let Some(existing) = self.topics(&groups).await? else { return Ok(()) };
 
-        self.health.clear(&Obstacle::Start);
-
         let ahead = maintenance::days_ahead(self.config.clock_skew);
         let mut maintenance = JoinSet::new();
         maintenance.spawn(maintenance::keep_attached(pools.clone(), ahead, missing_partition));
@@ -354,6 +352,8 @@ impl Running {
                 }
             }
         }
+        // Every group has said by now that it waits for its partitions.
+        self.health.clear(&Obstacle::Start);
         let failure = tokio::select! {
             biased;
             failure = failed.recv() => failure,

@@ -278,8 +278,7 @@ impl Coordinator {
             }
             Err(error) => {
                 tracing::warn!(group = &*self.group.name, %error, "can't read the group's position; trying again");
-                let reason = format!("group {}: its position can't be read: {error}", self.group.name);
-                self.group.health.set(Obstacle::Position(Arc::clone(&self.group.name)), reason);
+                self.position_is_away("read", &error);
             }
         }
         if !self.owned.is_empty() && self.pending.is_empty() {
@@ -317,20 +316,15 @@ impl Coordinator {
         self.idle_ticks += 1;
         // A write whose answer was lost is cleared up before the next one.
         let unsure = self.owned.values().any(|owned| owned.attempted.is_some());
-        if unsure || self.idle_ticks >= IDLE_TICKS {
+        let away = self.group.health.has(&Obstacle::Position(Arc::clone(&self.group.name)));
+        if unsure || away || self.idle_ticks >= IDLE_TICKS {
             self.idle_ticks = 0;
             self.compare().await;
         }
         let moved = self.owned.values().any(|owned| owned.lane.position().0 != owned.written);
         if moved && let Err(error) = write(&self.group, self.owned.iter_mut().collect()).await {
-            let group = &*self.group.name;
-            tracing::warn!(group, %error, "can't record progress; nothing is committed meanwhile");
-            let reason = format!("group {group}: its progress can't be recorded: {error}");
-            self.group.health.set(Obstacle::Position(Arc::clone(&self.group.name)), reason);
-            return;
-        }
-        if self.pending.is_empty() {
-            self.group.health.clear(&Obstacle::Position(Arc::clone(&self.group.name)));
+            tracing::warn!(group = &*self.group.name, %error, "can't record progress; nothing is committed meanwhile");
+            return self.position_is_away("recorded", &error);
         }
         if self.owned.values().any(|owned| owned.attempted.is_some()) {
             self.compare().await;
@@ -364,9 +358,20 @@ impl Coordinator {
         }
     }
 
-    /// Reads the rows, and finds out whether the database or the ownership changed.
+    /// Reads the rows, and finds out whether the database or the ownership changed. Without partitions
+    /// there are none to read.
     async fn compare(&mut self) {
-        for (partition, verdict) in compare(&self.group, &mut self.owned).await {
+        let changed = match compare(&self.group, &mut self.owned).await {
+            Ok(changed) => changed,
+            Err(error) => {
+                tracing::debug!(group = &*self.group.name, %error, "can't read the group's progress");
+                return self.position_is_away("read", &error);
+            }
+        };
+        if self.pending.is_empty() {
+            self.group.health.clear(&Obstacle::Position(Arc::clone(&self.group.name)));
+        }
+        for (partition, verdict) in changed {
             let (group, topic, number) = (&*self.group.name, &*partition.topic, partition.number);
             if verdict == Verdict::Zombie {
                 tracing::warn!(
@@ -386,6 +391,12 @@ impl Coordinator {
                 self.rewind(partition, Duration::ZERO).await;
             }
         }
+    }
+
+    /// Until the rows were read again, which happens in each tick while a write is unsure, and else every few.
+    fn position_is_away(&self, what: &str, error: &dyn std::fmt::Display) {
+        let reason = format!("group {}: its position can't be {what}: {error}", self.group.name);
+        self.group.health.set(Obstacle::Position(Arc::clone(&self.group.name)), reason);
     }
 
     /// Tells Kafka what the database holds, and how far the lanes have read.

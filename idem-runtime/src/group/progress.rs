@@ -59,19 +59,16 @@ pub(super) async fn write(
 }
 
 /// Reads the rows and judges them. Returns what is not as this member left it.
-pub(super) async fn compare(group: &GroupContext, owned: &mut HashMap<Partition, Owned>) -> Vec<(Partition, Verdict)> {
+pub(super) async fn compare(
+    group: &GroupContext,
+    owned: &mut HashMap<Partition, Owned>,
+) -> Result<Vec<(Partition, Verdict)>, sqlx::Error> {
     if owned.is_empty() {
-        return Vec::new();
+        return Ok(Vec::new());
     }
     let name = group.name.clone();
     let read = on_service(&group.pools, move |connection| Box::pin(async move { rows::read(connection, &name).await }));
-    let (server, rows) = match read.await {
-        Ok(read) => read,
-        Err(error) => {
-            tracing::debug!(group = &*group.name, %error, "can't read the group's progress");
-            return Vec::new();
-        }
-    };
+    let (server, rows) = read.await?;
     let mut changed = Vec::new();
     for (partition, owned) in owned {
         let belief = Belief { epoch: owned.epoch, written: owned.written, attempted: owned.attempted };
@@ -83,5 +80,5 @@ pub(super) async fn compare(group: &GroupContext, owned: &mut HashMap<Partition,
             verdict => changed.push((partition.clone(), verdict)),
         }
     }
-    changed
+    Ok(changed)
 }
