@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaConfRes;
 
-use super::reader::{Reader, nearest};
+use super::reader::{Reader, is_of_kubernetes, nearest};
 
 /// librdkafka properties that the library sets itself, and why.
 const RESERVED: &[(&str, &str)] = &[
@@ -55,6 +55,9 @@ impl Reader {
             .iter()
             .filter_map(|(variable, value)| {
                 let property = variable.strip_prefix("IDEM_KAFKA_").filter(|rest| *rest != "BROKERS")?;
+                if is_of_kubernetes(variable, &value.text) {
+                    return None;
+                }
                 Some((variable.clone(), property.to_ascii_lowercase().replace('_', "."), value.text.clone()))
             })
             .collect();

@@ -59,9 +59,22 @@ pub(super) fn merge(environment: Variables, builder: Variables) -> (BTreeMap<Str
         });
         (Layer::File(PathBuf::from(path)), found)
     });
+    let in_file = file.as_ref().is_some_and(|(_, variables)| variables.contains_key(FILE));
+    for (is_wrong, variable, problem) in [
+        (in_file, FILE, "stands in the file itself: a file names no other one"),
+        (
+            environment.contains_key(FILE_FILE) || builder.contains_key(FILE_FILE),
+            FILE_FILE,
+            "is no setting: the file of settings is named by IDEM_CONFIG",
+        ),
+    ] {
+        if is_wrong {
+            errors.push(ConfigError { variable: variable.to_owned(), problem: problem.to_owned() });
+        }
+    }
     let mut merged = BTreeMap::new();
     for (layer, variables) in file.into_iter().chain([(Layer::Environment, environment), (Layer::Builder, builder)]) {
-        for (name, text) in &variables {
+        for (name, text) in variables.iter().filter(|(name, _)| *name != FILE_FILE) {
             let source = |is_secret_file| Source { layer: layer.clone(), is_secret_file };
             match name.strip_suffix("_FILE").filter(|name| name.starts_with("IDEM_")) {
                 None => drop(merged.insert(name.clone(), Given { text: text.clone(), source: source(false) })),
@@ -91,6 +104,9 @@ pub(super) fn merge(environment: Variables, builder: Variables) -> (BTreeMap<Str
 
 /// The variable that names the file.
 pub(super) const FILE: &str = "IDEM_CONFIG";
+
+/// Looks like a secret's file, and would be read too late.
+const FILE_FILE: &str = "IDEM_CONFIG_FILE";
 
 fn read_file(path: &str) -> Result<Variables, String> {
     let content =

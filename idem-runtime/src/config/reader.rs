@@ -51,9 +51,10 @@ impl Reader {
         let of_kafka = |name: &str| name.starts_with("IDEM_KAFKA_");
         let unknown: Vec<String> = self
             .vars
-            .keys()
-            .filter(|name| is_setting(name) && !of_kafka(name) && !self.known.contains(*name))
-            .cloned()
+            .iter()
+            .filter(|(name, _)| is_setting(name) && !of_kafka(name) && !self.known.contains(*name))
+            .filter(|(name, given)| !is_of_kubernetes(name, &given.text))
+            .map(|(name, _)| name.clone())
             .collect();
         for name in unknown {
             let meant = nearest(&name, self.known.iter().map(String::as_str));
@@ -196,6 +197,15 @@ impl Reader {
             }
         }
     }
+}
+
+/// Kubernetes tells every pod of the services beside it: of one named `idem-admin` by `IDEM_ADMIN_SERVICE_HOST`,
+/// `IDEM_ADMIN_SERVICE_PORT`, `IDEM_ADMIN_PORT` (`tcp://..`), `IDEM_ADMIN_PORT_9464_TCP` and so on.
+pub(super) fn is_of_kubernetes(variable: &str, value: &str) -> bool {
+    let of_a_port =
+        variable.split_once("_PORT_").is_some_and(|(_, rest)| rest.contains("_TCP") || rest.contains("_UDP"));
+    let is_address = variable.ends_with("_PORT") && value.contains("://");
+    variable.ends_with("_SERVICE_HOST") || variable.contains("_SERVICE_PORT") || of_a_port || is_address
 }
 
 /// A whole number of bytes, or of a unit of them: 1 KiB has 1,024, 1 kB has 1,000.

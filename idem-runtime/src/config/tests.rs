@@ -184,6 +184,16 @@ fn what_is_wrong_in_a_file_names_the_file_and_never_a_value() {
 }
 
 #[test]
+fn the_file_of_settings_is_named_in_one_way() {
+    let other = file("pool_size = 3");
+    let error = with(&[("IDEM_CONFIG_FILE", other.path().to_str().unwrap())]).unwrap_err().to_string();
+    assert!(error.contains("IDEM_CONFIG_FILE") && error.contains("named by IDEM_CONFIG"), "{error}");
+    let nested = file("config = \"/elsewhere.toml\"");
+    let error = with(&[("IDEM_CONFIG", nested.path().to_str().unwrap())]).unwrap_err().to_string();
+    assert!(error.contains("IDEM_CONFIG") && error.contains("itself"), "{error}");
+}
+
+#[test]
 fn a_secret_can_stand_in_a_file() {
     let file = file("a-token-of-sixteen-bytes\n");
     let path = file.path().to_str().unwrap();
@@ -211,6 +221,17 @@ fn a_name_that_is_no_setting_is_an_error_that_knows_better() {
     }
     assert!(with(&[("IDEM_SOMETHING_ELSE", "1")]).unwrap_err().to_string().contains("idem config check"));
     assert!(with(&[("IDEM_TEST_POSTGRES", "download"), ("PATH", "/bin")]).is_ok());
+    // What Kubernetes tells of a service named `idem-admin` beside the pod, and of one named `idem-kafka`.
+    let beside = [
+        ("IDEM_ADMIN_SERVICE_HOST", "10.0.0.7"),
+        ("IDEM_ADMIN_SERVICE_PORT_HTTP", "9464"),
+        ("IDEM_ADMIN_PORT", "tcp://10.0.0.7:9464"),
+        ("IDEM_ADMIN_PORT_9464_TCP_ADDR", "10.0.0.7"),
+        ("IDEM_KAFKA_SERVICE_HOST", "10.0.0.8"),
+        ("IDEM_KAFKA_PORT", "tcp://10.0.0.8:9092"),
+    ];
+    assert!(with(&beside).is_ok());
+    assert!(with(&[("IDEM_ADMIN_PORT", "9465")]).is_err(), "somebody means the address");
 }
 
 #[cfg(feature = "admin")]
