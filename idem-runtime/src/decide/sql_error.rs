@@ -28,6 +28,14 @@ pub(crate) fn class(error: &sqlx::Error) -> Class {
     }
 }
 
+/// The class of an error of a statement of the library's own, such as the one that writes to the outbox. The
+/// event's is only a value that the database can't hold; a missing table or right is nobody's but the operator's.
+pub(crate) fn class_of_own(error: &sqlx::Error) -> Class {
+    let is_of_the_value = matches!(error, sqlx::Error::Database(db)
+        if db.code().is_some_and(|code| ["22", "54"].iter().any(|class| code.starts_with(class))));
+    if is_of_the_value { Class::Permanent } else { Class::Infrastructure }
+}
+
 /// Whether the server, and not the event, is the reason.
 fn is_infrastructure(sqlstate: &str) -> bool {
     matches!(

@@ -18,6 +18,8 @@ pub(crate) enum Commit {
     NotOwner,
     /// What was to be noted in it is not so any more: a money call was resolved otherwise.
     Disputed,
+    /// What was published can't be written; the transaction is aborted, and still open.
+    Unpublished(sqlx::Error),
     /// All went well, and the server refused the COMMIT: a deferred constraint, perhaps; or nobody knows, as
     /// the connection was lost.
     Failed(sqlx::Error),
@@ -37,10 +39,11 @@ macro_rules! check_of {
 /// behind it in the same message, so the check fails by one: a setting that there is not.
 pub(super) const PREPARE: &str = concat!("PREPARE idem_check (bigint) AS ", check_of!("$1"));
 
-/// [`check`], `notes`, `last`, and COMMIT if they go well; in one round trip, but where the order of keys is kept.
+/// [`check`], `notes`, `published`, and COMMIT if they go well; in one round trip, but where the order of keys is kept.
 ///
-/// `last`: statements that belong to the effects, as COMMIT does: what they fail with is the event's. `notes`: statements of the library's own, each with its semicolon, or none. One that finds something else than it
-/// was to note fails by a setting that there is not. `is_prepared`: the session still has what it prepared.
+/// `notes`: statements of the library's own, each with its semicolon, or none. One that finds something else than it
+/// was to note fails by a setting that there is not. `published`: those that write to the outbox, likewise.
+/// `is_prepared`: the session still has what it prepared.
 ///
 /// # Errors
 /// Those of the check, and of the notes; whatever a note's is, it is not the handler's. Nothing is committed, unless the
@@ -50,7 +53,7 @@ pub(crate) async fn commit(
     id: TransactionId,
     owner: Option<&Owner>,
     notes: &str,
-    last: &str,
+    published: &str,
     is_prepared: bool,
 ) -> Result<Commit, sqlx::Error> {
     let is_checked = owner.is_some();
@@ -66,14 +69,16 @@ pub(crate) async fn commit(
         (false, true) => format!("EXECUTE idem_check ({}); ", id.get()),
         (false, false) => format!(concat!(check_of!("{}"), "; "), id.get()),
     };
-    let before_last = usize::from(!is_checked) + notes.matches("; ").count();
-    let mut answers = sqlx::raw_sql(AssertSqlSafe(format!("{check}{notes}{last}COMMIT"))).fetch_many(tx);
+    let before_published = usize::from(!is_checked) + notes.matches("; ").count();
+    let before_commit = before_published + published.matches("; ").count();
+    let mut answers = sqlx::raw_sql(AssertSqlSafe(format!("{check}{notes}{published}COMMIT"))).fetch_many(tx);
     let mut completed = 0;
     while let Some(answer) = answers.next().await {
         match answer {
             Ok(Either::Left(_)) => completed += 1,
             Ok(Either::Right(_)) => {}
-            Err(error) if completed >= before_last => return Ok(Commit::Failed(error)),
+            Err(error) if completed >= before_commit => return Ok(Commit::Failed(error)),
+            Err(error) if completed >= before_published => return Ok(Commit::Unpublished(error)),
             Err(error) => {
                 let of_notes = is_checked || completed > 0;
                 return match error {

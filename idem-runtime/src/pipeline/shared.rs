@@ -272,7 +272,11 @@ async fn transaction(
     // outbox
     let Tx { connection, outbox } = tx;
     if let Err(error) = bounded(outbox::insert(connection, outbox.rows())).await {
-        return (after(None, HandlerError::from(error)), Connection::Unknown);
+        let attempt = match sql_error::class_of_own(&error) {
+            Class::Infrastructure => again(error),
+            _ => after(None, HandlerError::from(error)),
+        };
+        return (attempt, Connection::Unknown);
     }
 
     // commit; a deferred constraint of the user's tables fails here, and does not say for which event

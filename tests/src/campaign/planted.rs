@@ -79,8 +79,8 @@ pub const ALL: [Planted; 6] = [
         name: "no-check-before-commit",
         edits: &[Edit {
             file: "pg/commit.rs",
-            from: r#"format!("{check}{notes}{last}COMMIT")"#,
-            to: r#"if planted!() { "COMMIT".to_owned() } else { format!("{check}{notes}{last}COMMIT") }"#,
+            from: r#"format!("{check}{notes}{published}COMMIT")"#,
+            to: r#"if planted!() { "COMMIT".to_owned() } else { format!("{check}{notes}{published}COMMIT") }"#,
         }],
         server_faults: &[(ServerFault::ConnectionsCut, 1)],
     },

@@ -1,6 +1,7 @@
 //! Events leave with the change that they tell of: once it is committed, in the order of their key, under the
 //! same id however often.
 
+mod away;
 mod chain;
 mod desk;
 mod partitions;
