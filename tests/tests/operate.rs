@@ -162,6 +162,23 @@ async fn changes_need_the_token_and_other_sites_get_nothing() {
     }
     let foreign = browser.request(Method::GET, "/api/overview").header("host", "evil.example").send().await.unwrap();
     assert_eq!(foreign.status(), StatusCode::MISDIRECTED_REQUEST, "a name that leads here");
+    // Another program's queue may be restricted there, which this one does not know.
+    for path in ["/api/dlq?group=watched", "/dlq?group=watched", "/api/dlq/letter?group=watched&partition=0&offset=0"] {
+        let other = browser.get(path).await;
+        assert!(other.status == StatusCode::NOT_FOUND && other.text.contains("no such group"), "{}", other.text);
+    }
+    let wrong =
+        browser.request(Method::GET, "/api/overview").header("authorization", "Bearer wrong").send().await.unwrap();
+    assert_eq!(wrong.status(), StatusCode::UNAUTHORIZED, "also where reading is free");
+    let rebound = browser.request(Method::GET, "/readyz").header("host", "evil.example").send().await.unwrap();
+    assert!(!rebound.text().await.unwrap().contains("reasons"));
+    // Clients that say nothing keep no place for long.
+    let mut silent = Vec::new();
+    for _ in 0..64 {
+        silent.push(tokio::net::TcpStream::connect(&addr).await.unwrap());
+    }
+    assert_eq!(browser.get("/healthz").await.status, StatusCode::OK);
+    drop(silent);
     let page = browser.get("/").await;
     let policy = page.headers["content-security-policy"].to_str().unwrap();
     assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
@@ -202,6 +219,12 @@ async fn readiness_says_what_is_in_the_way_and_the_page_comes_without_the_databa
     };
     assert_eq!(ready(StatusCode::OK).await["reasons"], serde_json::json!([]));
     postgres.stop_fast().await.unwrap();
+    // Also while there is nothing to do, and not for a moment only.
+    ready(StatusCode::SERVICE_UNAVAILABLE).await;
+    for _ in 0..30 {
+        assert_eq!(browser.get("/readyz").await.status, StatusCode::SERVICE_UNAVAILABLE);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
     orders::publish(&env.kafka, "probed.orders", &[Plan::Succeed]).await;
     let reasons = ready(StatusCode::SERVICE_UNAVAILABLE).await["reasons"].to_string();
     assert!(reasons.contains("probed"), "{reasons}");

@@ -19,7 +19,6 @@ use super::Site;
 use super::changes::Plan;
 use crate::config::Secret;
 
-const COOKIE: &str = "idem_session";
 /// A shift.
 const SESSION: Duration = Duration::from_secs(12 * 3_600);
 /// The oldest one makes room.
@@ -31,6 +30,8 @@ pub(super) struct Access {
     token: Option<Secret>,
     /// Only this machine reaches it.
     is_local: bool,
+    /// A browser sends the cookies of a host to all of its ports: those of several programs must not be mixed up.
+    cookie: String,
     sessions: Mutex<HashMap<String, Session>>,
 }
 
@@ -85,7 +86,8 @@ const WRONG_HOST: Refused =
 
 impl Access {
     pub(super) fn new(addr: SocketAddr, token: Option<Secret>) -> Self {
-        Self { token, is_local: addr.ip().is_loopback(), sessions: Mutex::default() }
+        let cookie = format!("idem_session_{}", addr.port());
+        Self { token, is_local: addr.ip().is_loopback(), cookie, sessions: Mutex::default() }
     }
 
     fn is_token(&self, given: &str) -> bool {
@@ -93,18 +95,23 @@ impl Access {
     }
 
     pub(super) fn visitor(&self, headers: &HeaderMap, peer: IpAddr) -> Visitor {
-        let text = |name| headers.get(name).and_then(|value: &axum::http::HeaderValue| value.to_str().ok());
-        let bearer = text(header::AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
-        let identity = if bearer.is_some_and(|given| self.is_token(given.trim())) {
+        let identity = if bearer(headers).is_some_and(|given| self.is_token(given)) {
             Identity::Bearer
         } else {
-            text(header::COOKIE).and_then(|cookies| self.session(cookies)).unwrap_or(Identity::Nobody)
+            let cookies = headers.get(header::COOKIE).and_then(|cookies| cookies.to_str().ok());
+            cookies.and_then(|cookies| self.session(cookies)).unwrap_or(Identity::Nobody)
         };
         Visitor { peer, is_local: self.is_local, has_token: self.token.is_some(), identity }
     }
 
+    /// Whether a probe is told what is in the way.
+    pub(super) fn tells_why(&self, headers: &HeaderMap) -> bool {
+        let nowhere = std::net::Ipv4Addr::UNSPECIFIED.into();
+        same_origin(headers, &Method::GET, self.is_local).is_ok() && self.visitor(headers, nowhere).may_read()
+    }
+
     fn session(&self, cookies: &str) -> Option<Identity> {
-        let id = cookies.split(';').find_map(|one| one.trim().strip_prefix(COOKIE)?.strip_prefix('='))?;
+        let id = cookies.split(';').find_map(|one| one.trim().strip_prefix(&*self.cookie)?.strip_prefix('='))?;
         let mut sessions = self.lock();
         sessions.retain(|_, session| session.since.elapsed() < SESSION);
         let session = sessions.get(id)?;
@@ -127,14 +134,15 @@ impl Access {
             oldest.and_then(|id| sessions.remove(&id));
         }
         sessions.insert(id.clone(), session);
-        Some(format!("{COOKIE}={id}; HttpOnly; SameSite=Strict; Path=/; Max-Age={}", SESSION.as_secs()))
+        let cookie = &self.cookie;
+        Some(format!("{cookie}={id}; HttpOnly; SameSite=Strict; Path=/; Max-Age={}", SESSION.as_secs()))
     }
 
     pub(super) fn log_out(&self, visitor: &Visitor) -> String {
         if let Identity::Session { id, .. } = &visitor.identity {
             self.lock().remove(id);
         }
-        format!("{COOKIE}=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0")
+        format!("{}=; HttpOnly; SameSite=Strict; Path=/; Max-Age=0", self.cookie)
     }
 
     /// Keeps what was tried, for the session that tried it. One at a time: the last one.
@@ -187,6 +195,10 @@ impl Visitor {
     }
 }
 
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ").map(str::trim)
+}
+
 /// Compares in a time that says nothing of where they differ.
 fn same(expected: &[u8], given: &[u8]) -> bool {
     expected.ct_eq(given).into()
@@ -209,6 +221,14 @@ pub(super) async fn guard(
     let visitor = site.access.visitor(request.headers(), peer.ip());
     if let Err(refused) = same_origin(request.headers(), request.method(), visitor.is_local) {
         return refused.into_response();
+    }
+    if site.access.token.is_some()
+        && bearer(request.headers()).is_some()
+        && !matches!(visitor.identity, Identity::Bearer)
+    {
+        tracing::warn!(%peer, "a request with a wrong token");
+        tokio::time::sleep(WRONG_TOKEN_PAUSE).await;
+        return LOG_IN.into_response();
     }
     let path = request.uri().path();
     let is_open = matches!(path, "/login" | "/style.css");

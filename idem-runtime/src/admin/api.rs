@@ -10,7 +10,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::access::{Refused, Visitor};
-use super::changes::{self, Failed, Plan, bounded};
+use super::changes::{self, Failed, Plan, bounded, of_queue};
 use super::{Site, overview};
 use crate::ops::dlq::{self, Filter, LetterInFull, Letters};
 use crate::ops::groups::Resumed;
@@ -30,8 +30,7 @@ pub(super) async fn healthz() -> &'static str {
 pub(super) async fn readyz(State(site): Shared, request: axum::extract::Request) -> Response {
     let reasons = site.health.reasons();
     let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let nowhere = std::net::Ipv4Addr::UNSPECIFIED.into();
-    let body = match site.access.visitor(request.headers(), nowhere).may_read() {
+    let body = match site.access.tells_why(request.headers()) {
         true => json!({"ready": reasons.is_empty(), "reasons": reasons}),
         false => json!({"ready": reasons.is_empty()}),
     };
@@ -97,13 +96,13 @@ impl Which {
 
 pub(super) async fn letters(State(site): Shared, Query(which): Query<Which>) -> Answer<Letters> {
     let filter = which.filter()?;
-    Ok(Json(bounded(dlq::list(&site.ops, &which.group, &filter, &mut silent)).await?))
+    Ok(Json(of_queue(&site, dlq::list(&site.ops, site.own(&which.group)?, &filter, &mut silent)).await?))
 }
 
 /// Without key and value: those are for people who log in, and for the `idem` command.
 pub(super) async fn letter(State(site): Shared, Query(which): Query<Which>) -> Answer<LetterInFull> {
     let at = which.filter()?.at.ok_or(Refusal::wrong("partition and offset are missing"))?;
-    Ok(Json(bounded(dlq::show(&site.ops, &which.group, at, false)).await?))
+    Ok(Json(of_queue(&site, dlq::show(&site.ops, site.own(&which.group)?, at, false)).await?))
 }
 
 /// What to replay; `dry_run` must be said.
@@ -199,12 +198,13 @@ impl From<Refused> for Refusal {
 impl From<Failed> for Refusal {
     fn from(failed: Failed) -> Self {
         let status = match &failed {
-            Failed::Ops(OpsError::NoTopic { .. } | OpsError::NoRecord { .. } | OpsError::NoCall { .. }) => {
+            Failed::NotOwn
+            | Failed::Ops(OpsError::NoTopic { .. } | OpsError::NoRecord { .. } | OpsError::NoCall { .. }) => {
                 StatusCode::NOT_FOUND
             }
             Failed::Ops(OpsError::CallOpen { .. }) => StatusCode::CONFLICT,
             Failed::Ops(_) => StatusCode::BAD_GATEWAY,
-            Failed::TooLong => StatusCode::GATEWAY_TIMEOUT,
+            Failed::TooLong | Failed::GoesOn => StatusCode::GATEWAY_TIMEOUT,
         };
         Self { status, why: failed.to_string() }
     }

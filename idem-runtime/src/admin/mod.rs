@@ -7,25 +7,27 @@
 mod access;
 mod api;
 mod changes;
+mod connections;
 mod overview;
 mod pages;
 mod rates;
 mod view;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{Request, State};
-use axum::http::{HeaderValue, header};
+use axum::extract::Request;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use self::access::Access;
+use self::changes::Failed;
 use self::rates::Rates;
 use crate::config::{AdminSettings, Config};
 use crate::health::Health;
@@ -63,6 +65,16 @@ pub(crate) struct Site {
     rates: Rates,
     access: Access,
     metrics: Option<PrometheusHandle>,
+    /// One request at a time reads a dead letter queue: each makes a client, and keeps what it counts.
+    reading: Semaphore,
+}
+
+impl Site {
+    /// A group of this program: another one's queue is for that one's page, which knows what is restricted.
+    fn own<'a>(&self, group: &'a str) -> Result<&'a str, Failed> {
+        let is_own = self.registry.groups().iter().any(|own| &*own.name == group);
+        if is_own { Ok(group) } else { Err(Failed::NotOwn) }
+    }
 }
 
 impl Bound {
@@ -89,10 +101,10 @@ impl Bound {
             rates: Rates::default(),
             access: Access::new(addr, settings.token),
             metrics: record_metrics(),
+            reading: Semaphore::new(1),
         });
-        let service = router(Arc::clone(&site)).into_make_service_with_connect_info::<SocketAddr>();
         tokio::select! {
-            _ = axum::serve(listener, service).with_graceful_shutdown(async { drop(ended.await) }) => {}
+            () = connections::serve(listener, router(Arc::clone(&site)), async { drop(ended.await) }) => {}
             () = keep_up(&site) => {}
         }
     }
@@ -130,6 +142,9 @@ async fn keep_up(site: &Site) {
 /// Longest time for an answer that reads whole topics; the `idem` command has no such bound.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Longest time for a whole request, its body included.
+const WHOLE: Duration = Duration::from_secs(60);
+
 fn router(site: Arc<Site>) -> Router {
     let pages = Router::new()
         .route("/", get(pages::overview))
@@ -155,7 +170,7 @@ fn router(site: Arc<Site>) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(&site), access::guard));
     // Whoever runs the program asks these, and has no token.
     let probes = Router::new().route("/healthz", get(api::healthz)).route("/readyz", get(api::readyz));
-    pages.merge(probes).layer(middleware::from_fn_with_state(Arc::clone(&site), headers)).with_state(site)
+    pages.merge(probes).layer(middleware::from_fn(headers)).with_state(site)
 }
 
 /// No script at all, no foreign resource, no frame, nothing kept.
@@ -171,8 +186,9 @@ const HEADERS: [(header::HeaderName, &str); 5] = [
     (header::CACHE_CONTROL, "no-store"),
 ];
 
-async fn headers(State(_site): State<Arc<Site>>, request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
+async fn headers(request: Request, next: Next) -> Response {
+    let answered = tokio::time::timeout(WHOLE, next.run(request)).await;
+    let mut response = answered.unwrap_or_else(|_elapsed| StatusCode::REQUEST_TIMEOUT.into_response());
     for (name, value) in HEADERS {
         response.headers_mut().entry(name).or_insert(HeaderValue::from_static(value));
     }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::access::{Operator, Visitor};
 use super::api::{Refusal, Which, Word};
-use super::changes::{self, Failed, Plan, bounded};
+use super::changes::{self, Failed, Plan, bounded, of_queue};
 use super::view::{self, Chrome};
 use super::{Site, overview as gathered};
 use crate::clock;
@@ -109,7 +109,8 @@ pub(super) async fn letters(
 ) -> Page {
     let sorry = |refusal| Sorry::new(&site, &visitor, refusal);
     let filter = which.filter().map_err(sorry)?;
-    let found = bounded(dlq::list(&site.ops, &which.group, &filter, &mut silent)).await;
+    let group = site.own(&which.group).map_err(|failed| sorry(failed.into()))?;
+    let found = of_queue(&site, dlq::list(&site.ops, group, &filter, &mut silent)).await;
     let found = found.map_err(|failed| sorry(failed.into()))?;
     Ok(html(view::letters::letters(&chrome(&site, &visitor), &found, now())))
 }
@@ -121,7 +122,8 @@ pub(super) async fn letter(
 ) -> Page {
     let sorry = |refusal| Sorry::new(&site, &visitor, refusal);
     let at = which.filter().and_then(|filter| filter.at.ok_or(Refusal::wrong("which letter?"))).map_err(sorry)?;
-    let found = bounded(dlq::show(&site.ops, &which.group, at, false)).await.map_err(|failed| sorry(failed.into()))?;
+    let group = site.own(&which.group).map_err(|failed| sorry(failed.into()))?;
+    let found = of_queue(&site, dlq::show(&site.ops, group, at, false)).await.map_err(|failed| sorry(failed.into()))?;
     Ok(html(view::letters::letter(&chrome(&site, &visitor), &which.group, &found, now())))
 }
 
