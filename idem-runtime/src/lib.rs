@@ -4,7 +4,9 @@
 //! queue or an offset reset delivers an event again, and an account is debited twice.
 //!
 //! [`idempotent_handler`](macro@idempotent_handler) has the attribute, [`failures`] what is retried and where it ends, [`money`]
-//! how a payment provider is called, [`outbox`] how events are published, [`operate`] what there is for whoever runs it.
+//! how a payment provider is called, [`outbox`] how events are published, [`operate`] what there is for whoever runs it;
+//! [`guide`] what happens when something fails, how to choose settings, the way from a consumer of one's own, and how
+//! others do it.
 
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used))]
 #![warn(missing_docs)]
@@ -27,6 +29,7 @@ pub mod failures {}
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
+pub mod guide;
 mod handler;
 mod health;
 mod kafka;
