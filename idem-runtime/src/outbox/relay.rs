@@ -22,6 +22,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use tracing::Instrument;
 
 use self::session::{Session, listen};
 use self::slots::Slots;
@@ -34,6 +35,7 @@ use crate::pg::session::Pools;
 use crate::pipeline::in_place_backoff;
 use crate::run::{RunError, termination};
 use crate::stop::{self, Stop};
+use crate::telemetry::spans;
 
 /// What is in memory at once.
 const LIMITS: Limits = Limits { rows: 8_192, bytes: 32 * 1024 * 1024, rows_of_a_line: 64 };
@@ -300,7 +302,10 @@ impl Relay {
         let Some((row, _)) = self.rows.get(&seq) else { return Ok(()) };
         self.in_flight += 1;
         match self.sender.send(row, with) {
-            Ok(sent) => self.under_way.push(sent.map(move |sent| Event::Sent(seq, with, sent)).boxed()),
+            Ok(sent) => {
+                let sent = sent.map(move |sent| Event::Sent(seq, with, sent)).instrument(spans::send(row));
+                self.under_way.push(sent.boxed());
+            }
             Err(error) => self.under_way.push(std::future::ready(Event::Sent(seq, with, Err(error))).boxed()),
         }
         Ok(())

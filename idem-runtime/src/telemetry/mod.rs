@@ -7,6 +7,9 @@
 mod failures;
 mod names;
 pub(crate) mod open_calls;
+mod otel;
+pub(crate) mod spans;
+pub(crate) mod trace_context;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
