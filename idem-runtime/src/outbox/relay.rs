@@ -35,7 +35,7 @@ use crate::pg::session::Pools;
 use crate::pipeline::in_place_backoff;
 use crate::run::{RunError, termination};
 use crate::stop::{self, Stop};
-use crate::telemetry::spans;
+use crate::telemetry::{self, spans};
 
 /// What is in memory at once.
 const LIMITS: Limits = Limits { rows: 8_192, bytes: 32 * 1024 * 1024, rows_of_a_line: 64 };
@@ -166,7 +166,10 @@ async fn turn(config: &Arc<Config>, stop: &Stop) -> Result<(), Ended> {
         slots: Slots::default(),
     };
     tracing::info!("relaying the outbox");
+    metrics::counter!("idem_outbox_published_total").increment(0);
     let ended = relay.run(&woken, stop).await;
+    // From now on another process says.
+    telemetry::outbox(0, 0, 0.0);
     let ended = match ended {
         Ok(()) => relay.farewell().await,
         Err(ended) => Err(ended),
@@ -369,9 +372,7 @@ impl Relay {
         }
         let start = Instant::now();
         let backlog = self.session.backlog().await?;
-        metrics::gauge!("idem_outbox_pending").set(backlog.pending as f64);
-        metrics::gauge!("idem_outbox_parked").set(backlog.parked as f64);
-        metrics::gauge!("idem_outbox_oldest_seconds").set(backlog.oldest_seconds);
+        telemetry::outbox(backlog.pending, backlog.parked, backlog.oldest_seconds);
         self.counted = Some((Instant::now(), start.elapsed()));
         Ok(())
     }
