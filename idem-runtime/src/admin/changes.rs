@@ -5,6 +5,7 @@ use super::{PATIENCE, Site};
 use crate::ops::dlq::{self, LetterInFull};
 use crate::ops::groups::{self, Resumed};
 use crate::ops::money::{self, Call, Decision};
+use crate::ops::outbox::{self, Released};
 use crate::ops::replay::{self, Options, Replayed};
 use crate::ops::{OpsError, silent};
 
@@ -60,6 +61,13 @@ pub(super) async fn resolve(site: &Site, who: &Operator, key: &str, as_: Decisio
     tracing::warn!(operator = name, %peer, key, decision = ?as_, "a money call is resolved");
     let note = format!("{note} ({name})");
     bounded(money::resolve(&site.ops, key, as_, &note)).await
+}
+
+/// Lets a parked event of the outbox be sent, or deletes it; those behind it are sent.
+pub(super) async fn release(site: &Site, who: &Operator, seq: i64, drop: bool) -> Result<Released, Failed> {
+    let Operator { name, peer, .. } = who;
+    tracing::warn!(operator = name, %peer, seq, drop, "a parked event of the outbox is released");
+    bounded(outbox::release(&site.ops, seq, drop)).await
 }
 
 /// Lets stopped lanes go on.
