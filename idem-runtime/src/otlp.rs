@@ -8,10 +8,11 @@ use std::time::Duration;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry::{Key, Value};
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
-use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithHttpConfig};
+use opentelemetry_otlp::{SpanExporter, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tokio::runtime::Handle;
+use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
@@ -31,9 +32,12 @@ pub enum OtlpError {
     /// There is no client.
     #[error("spans can't be exported, as there is no HTTP client: {0}")]
     Client(String),
-    /// A variable of OpenTelemetry has a value that can't be used.
-    #[error("spans can't be exported: look at OTEL_EXPORTER_OTLP_ENDPOINT and its like: {0}")]
-    Setting(ExporterBuildError),
+    /// A variable of OpenTelemetry has a value that can't be used. It is not told which one: an endpoint may hold a password.
+    #[error(
+        "spans can't be exported: an OTEL_EXPORTER_OTLP_ variable has a value that can't be used: the endpoint is to be a URL \
+         such as http://127.0.0.1:4318, the protocol http/protobuf, and there is no compression"
+    )]
+    Setting,
 }
 
 /// A layer, for any subscriber that has a registry.
@@ -68,15 +72,15 @@ where
         .with_target(false)
         .with_tracked_inactivity(false);
     // What is logged may hold anything; a span has the fields that somebody gave it.
-    let spans = filter_fn(|metadata| metadata.is_span()).with_max_level_hint(LevelFilter::INFO);
-    Ok(Some(layer.with_filter(LevelFilter::INFO).with_filter(spans).boxed()))
+    let spans = filter_fn(|metadata| metadata.is_span() && *metadata.level() <= Level::INFO);
+    Ok(Some(layer.with_filter(spans.with_max_level_hint(LevelFilter::INFO)).boxed()))
 }
 
 static PROVIDER: OnceLock<SdkTracerProvider> = OnceLock::new();
 
 fn provider() -> Result<SdkTracerProvider, OtlpError> {
     let exporter = SpanExporter::builder().with_http().with_http_client(Client::new()?).build();
-    let exporter = exporter.map_err(OtlpError::Setting)?;
+    let exporter = exporter.map_err(|_| OtlpError::Setting)?;
     let resource = Resource::builder().build();
     let is_named = match resource.get(&Key::from_static_str("service.name")) {
         Some(Value::String(name)) => !name.as_str().starts_with("unknown_service"),
@@ -130,7 +134,10 @@ impl Client {
     fn new() -> Result<Self, OtlpError> {
         let runtime = Handle::try_current().map_err(|_| OtlpError::NoRuntime)?;
         let tls = tls::client().map_err(|error| OtlpError::Client(error.to_string()))?;
-        let http = reqwest::Client::builder().tls_backend_preconfigured(tls).timeout(PATIENCE).build();
+        // A redirect would take headers elsewhere, and a token may be among them.
+        let nowhere = reqwest::redirect::Policy::none();
+        let http =
+            reqwest::Client::builder().tls_backend_preconfigured(tls).redirect(nowhere).timeout(PATIENCE).build();
         let http = http.map_err(|error| OtlpError::Client(error.without_url().to_string()))?;
         Ok(Self { http, runtime })
     }
