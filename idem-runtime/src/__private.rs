@@ -20,7 +20,7 @@ mod derive;
 mod roles;
 mod rules;
 
-pub use derive::{Generic, decode, id, key_part, natural_key, version};
+pub use derive::{Generic, decode, id, key_part, natural_key, payload_schema, version};
 pub use roles::{erase, event, events, output, param, param_without_money, tx};
 pub use rules::{Unversioned, Versioned, money, name, stale};
 
@@ -31,7 +31,7 @@ pub use core::result::Result;
 pub use core::{concat, file, line, module_path};
 pub use inventory::submit;
 
-pub use crate::event::{DecodeError, Event, EventId, EventVersion, TypeField};
+pub use crate::event::{DecodeError, Event, EventId, EventVersion, PayloadSchema, TypeField};
 pub use crate::handler::{Handler, Registration};
 pub use crate::spec::{Conflict, Expired, HandlerSpec, Money, Order, Transaction};
 

@@ -200,6 +200,12 @@ pub trait Event: Sized + Send + 'static {
     #[doc(hidden)]
     fn decode(payload: &[u8]) -> Result<Self, DecodeError>;
 
+    /// The schema of its payload, if it has one.
+    #[doc(hidden)]
+    fn schema() -> Option<PayloadSchema> {
+        None
+    }
+
     /// What `#[event(version)]` and `#[event(aggregate)]` say.
     #[doc(hidden)]
     fn version(&self) -> Option<EventVersion> {
@@ -214,6 +220,33 @@ pub enum TypeField {
     EventType,
     /// In `type`, as [CloudEvents](https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md#type) have it.
     CloudEvents,
+}
+
+/// The schema of an event's payload.
+#[cfg(feature = "schemars")]
+#[derive(Clone, Copy)]
+pub struct PayloadSchema {
+    pub(crate) of: fn(&mut schemars::SchemaGenerator) -> schemars::Schema,
+}
+
+/// The schema of an event's payload. There is none without the cargo feature `schemars`.
+#[cfg(not(feature = "schemars"))]
+#[derive(Clone, Copy)]
+pub enum PayloadSchema {}
+
+#[cfg(feature = "schemars")]
+impl schemars::JsonSchema for EventId {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "EventId".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": "string", "format": "uuid", "description": "a UUID v7" })
+    }
 }
 
 /// Which state of what an event tells.

@@ -10,9 +10,10 @@ use crate::decide::position::{Committed, CommittedBy};
 use crate::decide::{money_key, retry};
 use crate::event::{self, EventId};
 use crate::handler::RawHeader;
-use crate::kafka::record::{self, Origin, Record, Replay};
+use crate::kafka::record::{Origin, Record, Replay};
 use crate::kafka::{headers, names};
 use crate::ops::dlq::Letter;
+use crate::telemetry::trace_context::TraceContext;
 
 /// A record's value, as the handlers of a topic read it.
 pub fn event(bytes: &[u8]) {
@@ -55,8 +56,9 @@ pub fn record_headers(bytes: &[u8]) {
     let to_nul =
         |(name, value): &RawHeader| (name.split(|byte| *byte == 0).next().unwrap_or_default().to_vec(), value.clone());
     assert_eq!(read, raw.iter().map(to_nul).collect::<Vec<_>>(), "every byte is kept, but behind a name's zero");
-    if let Some(traceparent) = record::traceparent(&read) {
-        assert_eq!(traceparent.len(), 55);
+    if let Some(context) = TraceContext::of(&read) {
+        assert_eq!(context.parent.len(), 55);
+        assert!(context.state.is_none_or(|state| state.is_ascii() && state.len() <= 512));
     }
     let is_own = |name: &[u8]| names::OWN_HEADERS.iter().any(|own| own.as_bytes() == name);
     let foreign = |headers: &[RawHeader]| -> Vec<RawHeader> {

@@ -11,11 +11,12 @@ use futures_util::future::BoxFuture;
 use sqlx::PgConnection;
 
 use crate::error::HandlerResult;
-use crate::event::{DecodeError, DecodedEvent, EventId, EventVersion, TypeField};
-use crate::kafka::record::{self, Origin, Record};
+use crate::event::{DecodeError, DecodedEvent, EventId, EventVersion, PayloadSchema, TypeField};
+use crate::kafka::record::{Origin, Record};
 use crate::money::{self, MoneyClient};
 use crate::outbox::Buffer;
 use crate::spec::HandlerSpec;
+use crate::telemetry::trace_context::TraceContext;
 
 /// The transaction that holds the dedup row and everything the handler writes.
 ///
@@ -132,6 +133,8 @@ pub struct Delivery {
     pub attempt: u32,
     /// The W3C `traceparent` that came with the record, when there was exactly one well-formed one.
     pub traceparent: Option<Arc<str>>,
+    /// The W3C `tracestate` beside it.
+    pub tracestate: Option<Arc<str>>,
 }
 
 impl Delivery {
@@ -139,6 +142,11 @@ impl Delivery {
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&[u8]> {
         self.headers.iter().find(|(n, _)| n == name.as_bytes()).and_then(|(_, value)| value.as_deref())
+    }
+
+    #[cfg_attr(not(feature = "money"), allow(dead_code, reason = "money calls carry it on"))]
+    pub(crate) fn trace(&self) -> Option<TraceContext> {
+        Some(TraceContext { parent: self.traceparent.clone()?, state: self.tracestate.clone() })
     }
 }
 
@@ -168,12 +176,14 @@ impl Delivered<'_> {
     pub(crate) fn delivery(self) -> Delivery {
         let Self { record, origin } = self;
         let headers = record.raw_headers();
+        let trace = TraceContext::of(&headers);
         Delivery {
             topic: Arc::clone(&origin.topic),
             partition: origin.partition,
             offset: origin.offset,
             key: record.key.as_deref().map(Into::into),
-            traceparent: record::traceparent(&headers),
+            traceparent: trace.as_ref().map(|trace| Arc::clone(&trace.parent)),
+            tracestate: trace.and_then(|trace| trace.state),
             headers: headers.into(),
             timestamp_millis: origin.timestamp_millis,
             attempt: origin.attempt,
@@ -220,6 +230,10 @@ pub struct Decode {
     pub(crate) one: DecodeFn,
     pub(crate) many: fn() -> Box<dyn Decoded>,
     pub(crate) type_field: TypeField,
+    /// The event's type, as the compiler calls it.
+    pub(crate) type_name: &'static str,
+    #[cfg_attr(not(feature = "schemars"), allow(dead_code, reason = "there is none"))]
+    pub(crate) schema: Option<PayloadSchema>,
 }
 
 /// Decoded events of one handler, in order. Only their type is erased, and only once for all of them.

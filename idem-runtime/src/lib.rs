@@ -15,6 +15,7 @@
 pub mod __private;
 #[cfg(feature = "admin")]
 mod admin;
+mod asyncapi;
 mod circuit;
 mod clock;
 mod config;
@@ -40,6 +41,8 @@ mod move_on;
 #[doc = include_str!("operate.md")]
 pub mod operate {}
 pub mod ops;
+#[cfg(feature = "otlp")]
+pub mod otlp;
 pub mod outbox;
 mod parking;
 mod pg;
@@ -53,8 +56,11 @@ mod telemetry;
 #[cfg(feature = "testing")]
 #[doc = include_str!("testing.md")]
 pub mod testing;
+#[cfg(any(feature = "money", feature = "otlp"))]
+mod tls;
 mod turns;
 
+pub use asyncapi::asyncapi;
 pub use config::{Config, ConfigError, ConfigErrors};
 pub use error::{Class, Classified, ClassifyExt, Failure, HandlerError, HandlerResult};
 pub use event::{DecodeError, Event, EventId, EventIdError};

@@ -10,6 +10,7 @@ use crate::kafka::names;
 use crate::kafka::producer::PublishError;
 use crate::kafka::record::{Origin, Record};
 use crate::run::RunError;
+use crate::telemetry::spans;
 
 /// Publishes the event to where it goes next. Returns after the broker's acknowledgement.
 pub(crate) async fn move_on(
@@ -34,6 +35,7 @@ pub(crate) async fn move_on(
         error: &error,
         due_at_millis: None,
         reason: None,
+        trace: spans::begun_here(record),
     };
     let dlq = names::dlq_topic(&group.name);
     let published = match step {

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::FutureExt;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use crate::clock;
 use crate::config::Unmatched;
@@ -53,7 +53,7 @@ use crate::pg::versions;
 use crate::probe::{self, CrashPoint};
 use crate::run::RunError;
 use crate::stop::Stop;
-use crate::telemetry::Failed;
+use crate::telemetry::{Failed, spans};
 
 /// How the work on one record ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,11 +133,12 @@ async fn work(group: &GroupContext, claim: Claim<'_>, place: Place, event: Event
     let delivered = Delivered { record, origin };
     let mut backoff = in_place_backoff();
     loop {
+        let span = spans::event(&group.name, record, origin.attempt);
         let (handler, outcome, circuit) = match group.handler_for(&origin.topic, record.payload.as_deref()) {
             _ if is_foreign => ("", foreign_record(), Verdict::Counts),
             Match::Handler(handler) => {
-                let Some((outcome, verdict)) = through_circuit(group, claim, handler, &key, delivered, stop).await
-                else {
+                let attempts = through_circuit(group, claim, handler, &key, delivered, stop);
+                let Some((outcome, verdict)) = attempts.instrument(span.clone()).await else {
                     return Settled::Abandoned;
                 };
                 (handler.spec.name, outcome, verdict)
@@ -156,14 +157,14 @@ async fn work(group: &GroupContext, claim: Claim<'_>, place: Place, event: Event
             Step::Retry { .. } if keep != Keep::Nothing => Ok(()),
             Step::WaitInPlace => Err(outcome.failure().map(Failure::summary).unwrap_or_default()),
             Step::Retry { .. } | Step::DeadLetter { .. } => {
-                move_on(group, record, origin, handler, &outcome, &step).await
+                move_on(group, record, origin, handler, &outcome, &step).instrument(span.clone()).await
             }
             Step::StopRun => {
                 group.fail(RunError::TransactionEnded { handler: handler.to_owned() });
                 return Settled::Abandoned;
             }
         };
-        report(group, event, handler, &outcome, &step, moved.is_ok());
+        report(span, group, event, handler, &outcome, &step, moved.is_ok());
         let Err(reason) = moved else {
             group.health.clear(&waiting(group, record));
             // The row last: an event whose row is left is driven again, and recognised.
@@ -237,12 +238,12 @@ async fn attempt(group: &GroupContext, claim: Claim<'_>, handler: &Handler, deli
         Ok(Err(error)) => return undecodable(error),
         Err(_panic) => return Outcome::permanent(Reason::Panic, Failure::new("decoding the event panicked")),
     };
+    spans::identified(&Span::current(), handler, event.id);
     // gate
     if gate(group, event.id, delivered.origin) == Gate::Future {
         let text = "the time of the event's id, or of a natural key's record, lies in the future";
         return Outcome::permanent(Reason::Future, Failure::new(text));
     }
-    let span = span(handler, event.id, delivered.origin);
     // begin; the permit keeps the events in progress below the pool's size, so that waiting for a
     // connection is never an outage
     let Ok(_permit) = group.permits.acquire().await else {
@@ -258,7 +259,7 @@ async fn attempt(group: &GroupContext, claim: Claim<'_>, handler: &Handler, deli
     let _in_flight = group.stats.in_flight(1);
     let id = event.id.uuid();
     let mut calls = None;
-    let ended = transaction(group, claim, handler, event, delivered, &mut session, &mut calls).instrument(span).await;
+    let ended = transaction(group, claim, handler, event, delivered, &mut session, &mut calls).await;
     let outcome = match ended {
         (outcome, Connection::Usable) => {
             session.release();
@@ -536,13 +537,6 @@ fn expired(
     window::expired(handler.spec.expired, window::is_allowed(allowed_at, clock::unix_millis(), window, skew))
 }
 
-fn span(handler: &Handler, id: EventId, origin: &Origin) -> tracing::Span {
-    tracing::info_span!(
-        "event", handler = handler.spec.name, event_id = %id, topic = &*origin.topic,
-        partition = origin.partition, offset = origin.offset, attempt = origin.attempt
-    )
-}
-
 fn infrastructure(error: sqlx::Error) -> Outcome {
     Outcome::Infrastructure(Failure::new(error))
 }
@@ -564,8 +558,16 @@ fn foreign_record() -> Outcome {
     Outcome::permanent(Reason::Unparsable, Failure::new("the record does not say where it comes from"))
 }
 
-/// One line per event for who listens; a failure is worth a warning.
-fn report(group: &GroupContext, event: Event<'_>, handler: &str, outcome: &Outcome, step: &Step, moved: bool) {
+/// One line per event for who listens; a failure is worth a warning. The attempt's span ends here.
+fn report(
+    span: Span,
+    group: &GroupContext,
+    event: Event<'_>,
+    handler: &str,
+    outcome: &Outcome,
+    step: &Step,
+    moved: bool,
+) {
     let Event { record, origin, .. } = event;
     let settled = match (step, outcome) {
         (Step::Advance, Outcome::Duplicate) => "duplicate",
@@ -577,6 +579,8 @@ fn report(group: &GroupContext, event: Event<'_>, handler: &str, outcome: &Outco
         (Step::DeadLetter { .. }, _) => "dead-letter",
         (Step::WaitInPlace | Step::StopRun, _) => "wait",
     };
+    spans::settled(&span, if moved { settled } else { "wait" }, outcome);
+    let _in_span = span.entered();
     let (topic, partition, offset) = (&*record.topic, record.partition, record.offset);
     if let Some(failure) = outcome.failure() {
         let error = failure.summary();

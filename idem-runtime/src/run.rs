@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::future::Future;
+use std::io::Write as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,6 +77,7 @@ pub struct Builder {
     config: Option<Config>,
     settings: BTreeMap<String, String>,
     groups: Option<Vec<String>>,
+    print_asyncapi: bool,
     shutdown: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     health: Health,
 }
@@ -110,6 +112,21 @@ impl Builder {
         self
     }
 
+    /// With `true` the run only prints the AsyncAPI document of its handlers (see [`asyncapi`](crate::asyncapi())) to standard
+    /// output, and ends; it needs no setting and no server.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), idem_runtime::RunError> {
+    /// let print = std::env::args().any(|argument| argument == "--asyncapi");
+    /// idem_runtime::builder().print_asyncapi(print).run().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn print_asyncapi(mut self, print: bool) -> Self {
+        self.print_asyncapi = print;
+        self
+    }
+
     /// What a readiness probe asks; valid during the run.
     #[must_use]
     pub fn health(&self) -> Health {
@@ -128,7 +145,12 @@ impl Builder {
     /// # Errors
     /// See [`RunError`].
     pub async fn run(self) -> Result<(), RunError> {
+        if self.print_asyncapi {
+            return self.document();
+        }
         let (config, handlers) = self.checked()?;
+        #[cfg(feature = "otlp")]
+        crate::otlp::begin();
         for handler in &handlers {
             let spec = &handler.spec;
             tracing::info!(
@@ -172,11 +194,24 @@ impl Builder {
         let running = Running { config, states: Arc::new(self.states), health: self.health, registry, stop };
         let result = running.drive(handlers).await;
         signals.abort();
+        #[cfg(feature = "otlp")]
+        crate::otlp::end().await;
         result
     }
 
-    /// Everything that is wrong before anything is connected to, in one error.
-    fn checked(&self) -> Result<(Config, Vec<Handler>), RunError> {
+    fn document(&self) -> Result<(), RunError> {
+        let (handlers, problems) = self.handlers();
+        if !problems.is_empty() {
+            return Err(RunError::Setup(Problems(problems)));
+        }
+        let document = crate::asyncapi::document(&crate::config::program_name(), &handlers);
+        // Whoever closes it early has read enough.
+        let _ = writeln!(std::io::stdout(), "{document:#}");
+        Ok(())
+    }
+
+    /// What the run drives, and what is wrong with it.
+    fn handlers(&self) -> (Vec<Handler>, Vec<String>) {
         let mut handlers = registry::handlers();
         let mut problems = Vec::new();
         if let Some(groups) = &self.groups {
@@ -187,6 +222,12 @@ impl Builder {
             handlers.retain(|handler| groups.iter().any(|group| group == handler.spec.group));
         }
         problems.extend(registry::problems(&handlers, &self.states));
+        (handlers, problems)
+    }
+
+    /// Everything that is wrong before anything is connected to, in one error.
+    fn checked(&self) -> Result<(Config, Vec<Handler>), RunError> {
+        let (handlers, mut problems) = self.handlers();
         let config = match &self.config {
             Some(_) if !self.settings.is_empty() => {
                 problems

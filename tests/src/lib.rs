@@ -8,6 +8,7 @@ pub mod campaign;
 pub mod child;
 pub mod cli;
 pub mod client;
+pub mod collector;
 mod elsewhere;
 pub mod env;
 pub mod http;
@@ -23,6 +24,7 @@ pub mod wait;
 
 pub use child::Program;
 pub use client::{Client, Committed};
+pub use collector::Collector;
 pub use env::TestEnv;
 pub use http::Browser;
 pub use idem_runtime::testing::{MockBroker, Postgres};

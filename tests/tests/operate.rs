@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use idem_runtime::outbox;
 use idem_runtime::prelude::*;
 use reqwest::{Method, StatusCode};
 use tests::http::{free_addr, shown};
@@ -308,6 +309,69 @@ async fn the_dashboard_and_the_alerts_name_what_is_really_exported() {
         assert!(missing.is_empty(), "{file} names {missing:?}, which is not exported; there is {exported:?}");
     }
     run.stop().await.unwrap();
+}
+
+#[derive(serde::Serialize, serde::Deserialize, Event)]
+struct Told {
+    event_id: EventId,
+    text: String,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_can_not_be_published_is_seen_on_the_page_and_released_there() {
+    let (env, addr) = env().await;
+    let env = env.with("RUST_LOG", "idem_runtime=info").with("IDEM_RELAY_TIMEOUT", "2s");
+    let topic = env.topic("told");
+    env.kafka.create_topic("asked.orders", 1).await;
+    env.kafka.create_topic_with_config(&topic, 1, &[("max.message.bytes", "2000")]).await;
+    let mut program = Program::start(Path::new(env!("CARGO_BIN_EXE_consumer")), &["asked"], &env.variables());
+    program.line("relaying the outbox", LIMIT).await;
+    let mut tx = env.pool.begin().await.unwrap();
+    for (key, bytes) in [("a", 5_000), ("a", 0), ("b", 5_000)] {
+        let text = "sentinel".repeat(bytes / 8);
+        outbox::publish(&mut tx, &topic, key, |event_id| Told { event_id, text }).await.unwrap();
+    }
+    tx.commit().await.unwrap();
+    let mut browser = Browser::new(&addr);
+    let parked = eventually_some(LIMIT, "both to be parked", async || {
+        let outbox = browser.get("/api/outbox").await.json();
+        outbox["parked"].as_array().filter(|parked| parked.len() == 2).cloned()
+    })
+    .await;
+    let [a, b] = [&parked[0], &parked[1]].map(|parked| parked["seq"].to_string());
+    let page = browser.get("/").await.text;
+    for expected in ["2 MessageSizeTooLarge", &*topic, "2 parked in the outbox"] {
+        assert!(page.contains(expected), "{expected} is missing in {page}");
+    }
+    assert!(!page.contains("sentinel") && !page.contains("/outbox/release"), "{page}");
+    let look = format!("/outbox/release?seq={a}");
+    assert!(!browser.get(&look).await.text.contains("<form"), "a stranger may look");
+    let order = [("seq", &*a), ("what", "send")];
+    assert_eq!(browser.post("/outbox/release", &order).await.status, StatusCode::UNAUTHORIZED);
+
+    browser.log_in("ada", TOKEN).await;
+    let shown = browser.get(&look).await;
+    assert!(shown.text.contains("and then those behind it: 2 events"), "{}", shown.text);
+    assert_eq!(browser.post("/outbox/release", &order).await.status, StatusCode::FORBIDDEN, "somebody else's form");
+    env.kafka.alter_topic(&topic, &[("max.message.bytes", "20000")]).await;
+    let secret = shown.field("form_secret");
+    let order = [&order[..], &[("form_secret", &secret)]].concat();
+    assert_eq!(browser.post("/outbox/release", &order).await.location.as_deref(), Some("/"));
+    eventually(LIMIT, "both of one key", async || env.kafka.read_all(&topic).await.len() == 2).await;
+    let again = browser.post("/outbox/release", &order).await;
+    assert_eq!(again.status, StatusCode::NOT_FOUND, "only once: {}", again.text);
+
+    // A program drops the other one.
+    let order = serde_json::json!({"seq": b.parse::<i64>().unwrap(), "drop": true});
+    let request = browser.request(Method::POST, "/api/outbox/release").json(&order);
+    let dropped = tests::http::shown(request.bearer_auth(TOKEN).send().await.unwrap()).await;
+    assert_eq!(dropped.json(), serde_json::json!({"released": 0, "dropped": 1}), "{}", dropped.text);
+    assert_eq!(browser.get("/api/outbox").await.json()["parked"], serde_json::json!([]));
+    program.line("a parked event of the outbox is released", LIMIT).await;
+    program.terminate();
+    assert!(program.wait(LIMIT).await.success());
+    let log = program.output().join("\n");
+    assert!(log.contains("drop=true") && log.contains("drop=false") && !log.contains("sentinel"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

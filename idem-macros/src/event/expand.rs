@@ -63,6 +63,9 @@ pub fn implementation(event: &Event) -> TokenStream {
                 fn decode(__payload: &[__idem::u8]) -> __idem::Result<Self, __idem::DecodeError> {
                     #decode
                 }
+                fn schema() -> __idem::Option<__idem::PayloadSchema> {
+                    __idem::payload_schema::<Self>().find()
+                }
                 #version
             }
         };

@@ -1,11 +1,13 @@
 //! What `#[derive(Event)]` needs: one function per word, each the only place of its bound.
 
 use std::fmt::Write as _;
+use std::marker::PhantomData;
+use std::ops::Deref;
 
 use serde::Deserialize;
 use uuid::Uuid;
 
-use crate::event::{DecodeError, EventId, decode_json};
+use crate::event::{DecodeError, EventId, PayloadSchema, decode_json};
 
 /// A type that can be an event's id.
 #[diagnostic::on_unimplemented(
@@ -41,6 +43,47 @@ where
     T: for<'de> Deserialize<'de>,
 {
     decode_json(payload)
+}
+
+/// Finds the schema of an event's payload, if it has one: nobody has to derive `JsonSchema`. The call
+/// `payload_schema::<E>().find()` is of the method whose bound holds, and else of the one behind the dereference.
+#[must_use]
+pub fn payload_schema<E>() -> SchemaOf<E> {
+    SchemaOf { none: NoSchema, of: PhantomData }
+}
+
+/// See [`payload_schema`].
+pub struct SchemaOf<E> {
+    none: NoSchema,
+    of: PhantomData<fn() -> E>,
+}
+
+/// No schema.
+pub struct NoSchema;
+
+#[cfg(feature = "schemars")]
+impl<E: schemars::JsonSchema> SchemaOf<E> {
+    /// The event's.
+    #[must_use]
+    pub fn find(&self) -> Option<PayloadSchema> {
+        Some(PayloadSchema { of: schemars::SchemaGenerator::subschema_for::<E> })
+    }
+}
+
+impl NoSchema {
+    /// None.
+    #[must_use]
+    pub fn find(&self) -> Option<PayloadSchema> {
+        None
+    }
+}
+
+impl<E> Deref for SchemaOf<E> {
+    type Target = NoSchema;
+
+    fn deref(&self) -> &NoSchema {
+        &self.none
+    }
 }
 
 /// A generic event, once its parameters are known.
@@ -146,6 +189,14 @@ mod tests {
         for (at, one) in keys.iter().enumerate() {
             assert!(keys[at + 1..].iter().all(|other| one != other));
         }
+    }
+
+    #[test]
+    fn who_has_no_schema_is_no_error() {
+        struct Plain;
+        assert!(payload_schema::<Plain>().find().is_none());
+        // As `EventId` has one, with the feature.
+        assert_eq!(payload_schema::<EventId>().find().is_some(), cfg!(feature = "schemars"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::Payload;
 use super::rules::{Client, NeedsNoMoney, NoClient};
 use crate::error::{HandlerError, HandlerResult};
 use crate::event::{DecodeError, DecodedEvent, Event, EventId, EventVersion};
-use crate::handler::{Decode, Decoded, Delivery, ParamSource, State, StateNeed, Tx};
+use crate::handler::{Decode, DecodeFn, Decoded, Delivery, ParamSource, State, StateNeed, Tx};
 use crate::money::MoneyClient;
 
 // ---- The transaction ----
@@ -56,8 +56,7 @@ pub fn event<E>() -> EventSlot<E, E, E::Versions>
 where
     E: Event,
 {
-    let decode = Decode { one: decode_one::<E>, many: none_yet::<E>, type_field: E::TYPE_FIELD };
-    EventSlot { decode, take: of_its_type, of: PhantomData }
+    EventSlot { decode: decoding::<E>(decode_one::<E>), take: of_its_type, of: PhantomData }
 }
 
 /// What the second parameter of a handler with `batch` may be.
@@ -87,8 +86,21 @@ pub fn events<B>() -> EventSlot<B, B::Event, <B::Event as Event>::Versions>
 where
     B: Batch,
 {
-    let decode = Decode { one: decode_alone::<B::Event>, many: none_yet::<B::Event>, type_field: B::Event::TYPE_FIELD };
-    EventSlot { decode, take: |payload| B::whole(of_its_type(payload)), of: PhantomData }
+    EventSlot {
+        decode: decoding::<B::Event>(decode_alone::<B::Event>),
+        take: |payload| B::whole(of_its_type(payload)),
+        of: PhantomData,
+    }
+}
+
+fn decoding<E: Event>(one: DecodeFn) -> Decode {
+    Decode {
+        one,
+        many: none_yet::<E>,
+        type_field: E::TYPE_FIELD,
+        type_name: std::any::type_name::<E>(),
+        schema: E::schema(),
+    }
 }
 
 fn decode_one<E: Event>(payload: &[u8]) -> Result<DecodedEvent, DecodeError> {

@@ -1,5 +1,6 @@
 //! For programs: probes, metrics, and the same as the pages in JSON.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::extract::{Extension, Json, Query, State};
@@ -12,11 +13,14 @@ use uuid::Uuid;
 use super::access::{Refused, Visitor};
 use super::changes::{self, Failed, Plan, bounded, of_queue};
 use super::{Site, overview};
+use crate::kafka::consumer::Partition;
 use crate::ops::dlq::{self, Filter, LetterInFull, Letters};
 use crate::ops::groups::Resumed;
 use crate::ops::money::{Call, Decision};
+use crate::ops::outbox::{self, Outbox, Released};
 use crate::ops::replay::{Options, Replayed};
 use crate::ops::{OpsError, money as calls, partitions as parts, silent, status as whole};
+use crate::telemetry::{GroupStats, OF_PARTITIONS};
 
 type Shared = State<Arc<Site>>;
 type Answer<T> = Result<Json<T>, Refusal>;
@@ -41,7 +45,8 @@ pub(super) async fn readyz(State(site): Shared, request: axum::extract::Request)
 pub(super) async fn metrics(State(site): Shared) -> Response {
     match &site.metrics {
         Some(metrics) => {
-            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render()).into_response()
+            let shown = without_gone(&metrics.render(), &site.registry.groups());
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], shown).into_response()
         }
         None => {
             let why =
@@ -49,6 +54,23 @@ pub(super) async fn metrics(State(site): Shared) -> Response {
             (StatusCode::NOT_FOUND, why).into_response()
         }
     }
+}
+
+/// The series of partitions that have gone to another member are left out: the recorder can't forget a series, and its
+/// last value is nobody's.
+fn without_gone(text: &str, groups: &[Arc<GroupStats>]) -> String {
+    let labels = |group: &Arc<GroupStats>| {
+        let of = |partition: &Partition| {
+            format!("{{group=\"{}\",topic=\"{}\",partition=\"{}\"}}", group.name, partition.topic, partition.number)
+        };
+        group.lanes().keys().map(of).collect::<Vec<_>>()
+    };
+    let here: HashSet<String> = groups.iter().flat_map(labels).collect();
+    let is_gone = |line: &str| {
+        let series = OF_PARTITIONS.iter().find_map(|name| line.strip_prefix(name)).filter(|rest| rest.starts_with('{'));
+        series.is_some_and(|rest| !rest.split(' ').next().is_some_and(|labels| here.contains(labels)))
+    };
+    text.split_inclusive('\n').filter(|line| !is_gone(line)).collect()
 }
 
 pub(super) async fn overview(State(site): Shared) -> Json<overview::Overview> {
@@ -65,6 +87,10 @@ pub(super) async fn partitions(State(site): Shared) -> Answer<parts::Partitions>
 
 pub(super) async fn money(State(site): Shared) -> Answer<Vec<Call>> {
     Ok(Json(bounded(calls::list(&site.ops, None)).await?))
+}
+
+pub(super) async fn outbox(State(site): Shared) -> Answer<Outbox> {
+    Ok(Json(bounded(outbox::list(&site.ops)).await?))
 }
 
 /// Which dead letters, as a query says it.
@@ -162,6 +188,22 @@ pub(super) async fn resolve(
     Ok(Json(changes::resolve(&site, &operator, &order.key, order.decision.into(), &order.note).await?))
 }
 
+/// `drop` must be said.
+#[derive(Debug, Deserialize)]
+pub(super) struct ReleaseOrder {
+    seq: i64,
+    drop: bool,
+}
+
+pub(super) async fn release(
+    State(site): Shared,
+    Extension(visitor): Extension<Visitor>,
+    Json(ReleaseOrder { seq, drop }): Json<ReleaseOrder>,
+) -> Answer<Released> {
+    let operator = visitor.may_change(None)?;
+    Ok(Json(changes::release(&site, &operator, seq, drop).await?))
+}
+
 #[derive(Debug, Deserialize)]
 pub(super) struct ResumeOrder {
     group: String,
@@ -199,9 +241,12 @@ impl From<Failed> for Refusal {
     fn from(failed: Failed) -> Self {
         let status = match &failed {
             Failed::NotOwn
-            | Failed::Ops(OpsError::NoTopic { .. } | OpsError::NoRecord { .. } | OpsError::NoCall { .. }) => {
-                StatusCode::NOT_FOUND
-            }
+            | Failed::Ops(
+                OpsError::NoTopic { .. }
+                | OpsError::NoRecord { .. }
+                | OpsError::NoCall { .. }
+                | OpsError::NotParked { .. },
+            ) => StatusCode::NOT_FOUND,
             Failed::Ops(OpsError::CallOpen { .. }) => StatusCode::CONFLICT,
             Failed::Ops(_) => StatusCode::BAD_GATEWAY,
             Failed::TooLong | Failed::GoesOn => StatusCode::GATEWAY_TIMEOUT,
@@ -213,5 +258,24 @@ impl From<Failed> for Refusal {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         (self.status, Json(json!({"error": self.why}))).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn series_of_partitions_that_went_to_another_member_are_left_out() {
+        let group = Arc::new(GroupStats::new("g".into(), std::iter::empty()));
+        group.lanes().insert(Partition { topic: "t.a".into(), number: 1 }, Default::default());
+        let text = "# TYPE idem_consumer_lag gauge\n\
+            idem_consumer_lag{group=\"g\",topic=\"t.a\",partition=\"1\"} 5\n\
+            idem_consumer_lag{group=\"g\",topic=\"t.a\",partition=\"11\"} 0\n\
+            idem_lane_stalled{group=\"g\",topic=\"t.b\",partition=\"1\"} 0\n\
+            idem_consumer_lag_of_somebody_else{group=\"h\"} 7\n\
+            idem_ready 1\n";
+        let expected: Vec<&str> = text.lines().filter(|line| !line.ends_with(" 0")).collect();
+        assert_eq!(without_gone(text, &[group]).lines().collect::<Vec<_>>(), expected);
     }
 }

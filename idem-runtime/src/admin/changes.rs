@@ -7,6 +7,7 @@ use super::{PATIENCE, Site};
 use crate::ops::dlq::{self, LetterInFull};
 use crate::ops::groups::{self, Resumed};
 use crate::ops::money::{self, Call, Decision};
+use crate::ops::outbox::{self, Released};
 use crate::ops::replay::{self, Options, Replayed};
 use crate::ops::{OpsError, silent};
 
@@ -81,6 +82,22 @@ pub(super) async fn resolve(
         match &done {
             Ok(_) => tracing::warn!(operator = name, key, ?decision, "the money call is resolved"),
             Err(error) => tracing::warn!(operator = name, key, ?decision, %error, "the money call is not resolved"),
+        }
+        done
+    })
+    .await
+}
+
+/// Lets a parked event of the outbox be sent, or deletes it; those behind it are sent.
+pub(super) async fn release(site: &Arc<Site>, who: &Operator, seq: i64, drop: bool) -> Result<Released, Failed> {
+    let Operator { name, peer, .. } = who.clone();
+    tracing::warn!(operator = name, %peer, seq, drop, "a parked event of the outbox is to be released");
+    let site = Arc::clone(site);
+    to_the_end(async move {
+        let done = outbox::release(&site.ops, seq, drop).await;
+        match &done {
+            Ok(_) => tracing::warn!(operator = name, seq, drop, "the parked event is released"),
+            Err(error) => tracing::warn!(operator = name, seq, drop, %error, "the parked event is not released"),
         }
         done
     })

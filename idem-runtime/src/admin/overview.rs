@@ -9,6 +9,7 @@ use super::Site;
 use crate::clock;
 use crate::ops::groups::{self, Brake, Group};
 use crate::ops::money::{self, Call};
+use crate::ops::outbox::{self, Outbox};
 use crate::ops::partitions::{self, Partitions};
 use crate::ops::{OpsError, Timestamp, dlq};
 use crate::telemetry::{GroupStats, OUTCOMES};
@@ -25,6 +26,7 @@ pub(super) struct Overview {
     pub failures: Vec<Failure>,
     pub brakes: Asked<Vec<Brake>>,
     pub money: Asked<Vec<Call>>,
+    pub outbox: Asked<Outbox>,
     pub dedup: Asked<Partitions>,
     /// What the database knows of the groups.
     pub known_groups: Asked<Vec<Group>>,
@@ -102,9 +104,10 @@ async fn asked<T>(question: impl Future<Output = Result<T, OpsError>>) -> Asked<
 pub(super) async fn gather(site: &Site) -> Overview {
     let stats = site.registry.groups();
     let names: Vec<String> = stats.iter().map(|group| group.name.to_string()).collect();
-    let (brakes, money, dedup, known_groups, depths) = tokio::join!(
+    let (brakes, money, outbox, dedup, known_groups, depths) = tokio::join!(
         asked(groups::stopped(&site.ops)),
         asked(money::list(&site.ops, None)),
+        asked(outbox::list(&site.ops)),
         asked(partitions::list(&site.ops)),
         asked(groups::list(&site.ops)),
         asked(dlq::depths(&site.ops, &names)),
@@ -123,6 +126,7 @@ pub(super) async fn gather(site: &Site) -> Overview {
         groups: stats.iter().map(|group| view(site, group, &depths)).collect(),
         brakes,
         money,
+        outbox,
         dedup,
         known_groups,
     }

@@ -15,7 +15,7 @@ use super::view::{self, Chrome};
 use super::{Site, overview as gathered};
 use crate::clock;
 use crate::ops::replay::Options;
-use crate::ops::{OpsError, Timestamp, dlq, money as calls, silent};
+use crate::ops::{OpsError, Timestamp, dlq, money as calls, outbox, silent};
 
 type Shared = State<Arc<Site>>;
 type Page = Result<Html<String>, Sorry>;
@@ -242,6 +242,49 @@ pub(super) async fn resolve(
     let operator = allowed(&site, &visitor, form.form_secret.as_deref())?;
     let resolved = changes::resolve(&site, &operator, &form.key, form.decision.into(), &form.note).await;
     resolved.map_err(|failed| Sorry::new(&site, &visitor, failed.into()))?;
+    Ok(Redirect::to("/"))
+}
+
+#[derive(Deserialize)]
+pub(super) struct Seq {
+    seq: i64,
+}
+
+/// What a release would do.
+pub(super) async fn parked(
+    State(site): Shared,
+    Extension(visitor): Extension<Visitor>,
+    Query(Seq { seq }): Query<Seq>,
+) -> Page {
+    let sorry = |refusal| Sorry::new(&site, &visitor, refusal);
+    let found = bounded(outbox::list(&site.ops)).await.map_err(|failed| sorry(failed.into()))?;
+    let found = found.parked.into_iter().find(|parked| parked.seq == seq);
+    let found = found.ok_or_else(|| sorry(Failed::Ops(OpsError::NotParked { seq }).into()))?;
+    Ok(html(view::outbox::release(&chrome(&site, &visitor), &found, now())))
+}
+
+#[derive(Deserialize)]
+pub(super) struct Release {
+    form_secret: Option<String>,
+    seq: i64,
+    what: What,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum What {
+    Send,
+    Drop,
+}
+
+pub(super) async fn release(
+    State(site): Shared,
+    Extension(visitor): Extension<Visitor>,
+    Form(Release { form_secret, seq, what }): Form<Release>,
+) -> Result<Redirect, Sorry> {
+    let operator = allowed(&site, &visitor, form_secret.as_deref())?;
+    let released = changes::release(&site, &operator, seq, matches!(what, What::Drop)).await;
+    released.map_err(|failed| Sorry::new(&site, &visitor, failed.into()))?;
     Ok(Redirect::to("/"))
 }
 

@@ -226,6 +226,15 @@ fn environment() -> Result<BTreeMap<String, String>, ConfigErrors> {
     if errors.is_empty() { Ok(variables) } else { Err(ConfigErrors(errors)) }
 }
 
+/// Whether spans are to be exported, by the variables of OpenTelemetry.
+#[cfg(feature = "otlp")]
+#[allow(clippy::disallowed_methods, reason = "the one module that reads the environment")]
+pub(crate) fn has_otlp_endpoint() -> bool {
+    let is_set = |name| std::env::var(name).is_ok_and(|value| !value.trim().is_empty());
+    let is_disabled = std::env::var("OTEL_SDK_DISABLED").is_ok_and(|value| value.eq_ignore_ascii_case("true"));
+    !is_disabled && (is_set("OTEL_EXPORTER_OTLP_ENDPOINT") || is_set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
+}
+
 /// Every secret lives in the database's options, in a Kafka property, or is a `Secret`: the first prints only
 /// where it points, of the second only the names are printed.
 impl fmt::Debug for Config {
@@ -269,7 +278,7 @@ impl fmt::Debug for Config {
     }
 }
 
-fn program_name() -> String {
+pub(crate) fn program_name() -> String {
     std::env::current_exe()
         .ok()
         .and_then(|path| Some(path.file_stem()?.to_str()?.to_owned()))

@@ -4,6 +4,7 @@ use super::names;
 use super::producer::{Producer, PublishError};
 use super::record::{Origin, Record};
 use crate::decide::outcome::Reason;
+use crate::telemetry::trace_context::TraceContext;
 
 /// What the headers of the moved record say.
 pub(crate) struct Report<'a> {
@@ -21,6 +22,8 @@ pub(crate) struct Report<'a> {
     pub due_at_millis: Option<u64>,
     /// Why it is a dead letter.
     pub reason: Option<Reason>,
+    /// The trace that began with the attempt, if the record came without one.
+    pub trace: Option<TraceContext>,
 }
 
 impl Report<'_> {
@@ -45,6 +48,8 @@ impl Report<'_> {
             }
         }
         headers.extend(self.reason.map(|reason| (names::REASON, reason.as_str().to_owned())));
+        let trace = self.trace.iter().flat_map(TraceContext::headers);
+        headers.extend(trace.map(|(name, value)| (name, value.to_owned())));
         headers
     }
 }

@@ -55,6 +55,7 @@ pub(crate) const REPLAYED_AT: &str = "idem-replayed-at";
 pub(crate) const REPLAY_COUNT: &str = "idem-replay-count";
 pub(crate) const ALLOW_EXPIRED: &str = "idem-allow-expired";
 pub(crate) const TRACEPARENT: &str = "traceparent";
+pub(crate) const TRACESTATE: &str = "tracestate";
 
 #[cfg(test)]
 mod tests {

@@ -139,29 +139,6 @@ impl Origin {
     }
 }
 
-/// The record's trace context: exactly one `traceparent` header of the W3C form, else none.
-pub(crate) fn traceparent(headers: &[RawHeader]) -> Option<Arc<str>> {
-    let mut values = headers.iter().filter(|(name, _)| name == names::TRACEPARENT.as_bytes());
-    let (Some((_, Some(value))), None) = (values.next(), values.next()) else { return None };
-    let text = std::str::from_utf8(value).ok()?;
-    let fields: Vec<&str> = text.split('-').collect();
-    let hex = |field: &str, len| {
-        field.len() == len && field.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
-    };
-    match fields[..] {
-        ["00", trace, parent, flags]
-            if hex(trace, 32)
-                && hex(parent, 16)
-                && hex(flags, 2)
-                && trace.bytes().any(|b| b != b'0')
-                && parent.bytes().any(|b| b != b'0') =>
-        {
-            Some(text.into())
-        }
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,22 +200,5 @@ mod tests {
             assert_eq!(origin.replay, Some(Replay { count, at_millis: 2_000, may_be_expired: count < 5 }));
         }
         assert_eq!(sizes, [10, 10, 10, 10, 9, 9, 9, 9, 9]);
-    }
-
-    #[test]
-    fn only_one_well_formed_trace_context_is_taken() {
-        let good = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-        assert!(traceparent(&[header("traceparent", good)]).is_some());
-        assert!(traceparent(&[header("traceparent", good), header("traceparent", good)]).is_none());
-        for bad in [
-            &b""[..],
-            b"00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
-            b"00-00000000000000000000000000000000-b7ad6b7169203331-01",
-            b"00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
-            b"ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-            b"\xff\xff",
-        ] {
-            assert!(traceparent(&[header("traceparent", bad)]).is_none(), "{bad:?}");
-        }
     }
 }

@@ -16,6 +16,7 @@ use crate::pg::money::begin::{Asked, Begun};
 use crate::pg::money::record::Certain;
 use crate::pg::money::{self as rows, CallId, Settlement};
 use crate::probe::{self, CrashPoint};
+use crate::telemetry::{spans, trace_context};
 
 /// How often an intent is begun when somebody else writes at the same moment.
 const RACES: u32 = 5;
@@ -93,10 +94,10 @@ async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Resul
 fn outgoing(attempt: &Attempt, request: MoneyRequest) -> Result<Outgoing, MoneyError> {
     let MoneyRequest { method, url, mut headers, body, .. } = request;
     let url = address(attempt.provider.base_url.as_deref(), url)?;
-    if let Some(traceparent) = &attempt.event.delivery.traceparent
-        && !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("traceparent"))
+    if !trace_context::is_traced(headers.iter().map(|(name, _)| name))
+        && let Some(trace) = spans::current().or_else(|| attempt.event.delivery.trace())
     {
-        headers.push(("traceparent".to_owned(), traceparent.as_bytes().to_vec()));
+        headers.extend(trace.headers().map(|(name, value)| (name.to_owned(), value.as_bytes().to_vec())));
     }
     Ok(Outgoing { method, url, headers, body: body? })
 }

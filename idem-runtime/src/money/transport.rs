@@ -1,14 +1,13 @@
 //! HTTP for money calls: one request, one answer, nothing on its own.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::header::{HeaderName, HeaderValue};
 use reqwest::{Client, Method, Request, Url};
-use rustls_platform_verifier::BuilderVerifierExt;
 
 use super::ChargeResponse;
 use crate::decide::money::Answer;
+use crate::tls;
 
 /// A request that was not looked at yet.
 pub(super) struct Outgoing {
@@ -71,13 +70,7 @@ impl Transport {
     /// twice: reqwest's own retries are off, and below them a request goes to another connection only
     /// if it never left. HTTP/1.1, where a connection that ends says nothing about other requests.
     pub(super) fn new(timeout: Duration) -> Result<Self, String> {
-        let provider = rustls::crypto::CryptoProvider::get_default()
-            .map_or_else(|| Arc::new(rustls::crypto::ring::default_provider()), Arc::clone);
-        let tls = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .and_then(BuilderVerifierExt::with_platform_verifier)
-            .map_err(|error| format!("money calls have no TLS: {error}"))?
-            .with_no_client_auth();
+        let tls = tls::client().map_err(|error| format!("money calls have no TLS: {error}"))?;
         let client = Client::builder()
             .tls_backend_preconfigured(tls)
             .redirect(reqwest::redirect::Policy::none())

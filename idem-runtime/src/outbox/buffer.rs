@@ -7,9 +7,8 @@ use super::error::Unpublishable;
 use crate::decide::derived_id::{self, Parent, Published};
 use crate::event::EventId;
 use crate::handler::Delivered;
-use crate::kafka::names;
-use crate::kafka::record;
 use crate::pg::outbox::Row;
+use crate::telemetry::spans;
 
 /// The rows of one transaction. They are written with its commit: in one statement for all events that share
 /// it, and without a round trip of their own.
@@ -89,10 +88,12 @@ impl Outgoing for Buffer<'_> {
     }
 
     fn push(&mut self, parent: Option<EventId>, mut row: Row) {
-        let is_traced = row.headers.iter().any(|(name, _)| name == names::TRACEPARENT);
-        if !is_traced && let Ok(handled) = self.parent(parent) {
-            let trace = record::traceparent(&handled.delivered.record.raw_headers());
-            row.headers.extend(trace.map(|trace| (names::TRACEPARENT.to_owned(), trace.to_string())));
+        if let Ok(handled) = self.parent(parent) {
+            let record = handled.delivered.record;
+            super::continue_trace(&mut row, || match &self.parents {
+                Parents::Batch(_) => spans::outgoing_from_batch(record),
+                Parents::One(_) | Parents::None => spans::outgoing(record),
+            });
         }
         self.rows.push(row);
     }

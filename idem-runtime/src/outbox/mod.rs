@@ -21,6 +21,8 @@ use crate::event::{Event, EventId};
 use crate::handler::Tx;
 use crate::pg::outbox::{self, Row};
 use crate::run::RunError;
+use crate::telemetry::spans;
+use crate::telemetry::trace_context::{self, TraceContext};
 
 /// Publishes an event in the transaction of a connection, from code that is no handler: it is sent after
 /// the transaction has committed, and never if it has not.
@@ -211,7 +213,7 @@ impl<'a, F> Publish<'a, F> {
     }
 
     /// One more header of the record. A handler's events continue the trace of the handled one by themselves
-    /// (`traceparent`), unless one is given here.
+    /// (`traceparent` and `tracestate`), unless a `traceparent` is given here.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
@@ -263,9 +265,21 @@ impl<'a, F> Publish<'a, F> {
         };
         row.headers.extend(checked.event_type.map(|event_type| (check::EVENT_TYPE.to_owned(), event_type)));
         match target {
-            Target::Connection(connection) => outbox::insert(connection, &[row]).await?,
+            Target::Connection(connection) => {
+                continue_trace(&mut row, spans::current);
+                outbox::insert(connection, &[row]).await?;
+            }
             Target::Event(outgoing, parent) => outgoing.push(parent, row),
         }
         Ok(checked.id)
+    }
+}
+
+/// Unless whoever publishes has given the event a trace of its own.
+fn continue_trace(row: &mut Row, trace: impl FnOnce() -> Option<TraceContext>) {
+    if !trace_context::is_traced(row.headers.iter().map(|(name, _)| name))
+        && let Some(trace) = trace()
+    {
+        row.headers.extend(trace.headers().map(|(name, value)| (name.to_owned(), value.to_owned())));
     }
 }

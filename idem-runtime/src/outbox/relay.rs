@@ -22,6 +22,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use tracing::Instrument;
 
 use self::session::{Session, listen};
 use self::slots::Slots;
@@ -34,6 +35,7 @@ use crate::pg::session::Pools;
 use crate::pipeline::in_place_backoff;
 use crate::run::{RunError, termination};
 use crate::stop::{self, Stop};
+use crate::telemetry::{self, spans};
 
 /// What is in memory at once.
 const LIMITS: Limits = Limits { rows: 8_192, bytes: 32 * 1024 * 1024, rows_of_a_line: 64 };
@@ -164,7 +166,10 @@ async fn turn(config: &Arc<Config>, stop: &Stop) -> Result<(), Ended> {
         slots: Slots::default(),
     };
     tracing::info!("relaying the outbox");
+    metrics::counter!("idem_outbox_published_total").increment(0);
     let ended = relay.run(&woken, stop).await;
+    // From now on another process says.
+    telemetry::outbox(0, 0, 0.0);
     let ended = match ended {
         Ok(()) => relay.farewell().await,
         Err(ended) => Err(ended),
@@ -300,7 +305,10 @@ impl Relay {
         let Some((row, _)) = self.rows.get(&seq) else { return Ok(()) };
         self.in_flight += 1;
         match self.sender.send(row, with) {
-            Ok(sent) => self.under_way.push(sent.map(move |sent| Event::Sent(seq, with, sent)).boxed()),
+            Ok(sent) => {
+                let sent = sent.map(move |sent| Event::Sent(seq, with, sent)).instrument(spans::send(row));
+                self.under_way.push(sent.boxed());
+            }
             Err(error) => self.under_way.push(std::future::ready(Event::Sent(seq, with, Err(error))).boxed()),
         }
         Ok(())
@@ -364,9 +372,7 @@ impl Relay {
         }
         let start = Instant::now();
         let backlog = self.session.backlog().await?;
-        metrics::gauge!("idem_outbox_pending").set(backlog.pending as f64);
-        metrics::gauge!("idem_outbox_parked").set(backlog.parked as f64);
-        metrics::gauge!("idem_outbox_oldest_seconds").set(backlog.oldest_seconds);
+        telemetry::outbox(backlog.pending, backlog.parked, backlog.oldest_seconds);
         self.counted = Some((Instant::now(), start.elapsed()));
         Ok(())
     }

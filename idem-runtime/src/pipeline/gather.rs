@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 
+use tracing::Span;
+
 use super::gate;
 use crate::clock;
 use crate::decide::batch_size::{BatchSize, MOST};
@@ -13,6 +15,7 @@ use crate::handler::{Decoded, Delivered, Handler};
 use crate::kafka::queue::Queued;
 use crate::kafka::record::Origin;
 use crate::spec::Transaction;
+use crate::telemetry::spans;
 
 /// Due events of one handler that follow each other, for one transaction.
 pub(crate) struct Run<'g> {
@@ -28,6 +31,8 @@ pub(super) struct Event {
     pub origin: Origin,
     pub id: EventId,
     pub version: Option<EventVersion>,
+    /// Of the attempt at it; none, if a handler with `batch` takes it together with others.
+    pub span: Span,
 }
 
 impl Event {
@@ -61,7 +66,9 @@ pub(crate) fn next<'g>(group: &'g GroupContext, backlog: &mut VecDeque<Queued>, 
                     decoded: Some((handler.decode.many)()),
                 });
                 match run.decode(group, &record, &origin) {
-                    Some((id, version)) => run.events.push(Event { record, origin, id, version }),
+                    Some((id, version)) => {
+                        run.events.push(Event { record, origin, id, version, span: Span::none() });
+                    }
                     None => left.push_back(record),
                 }
             }
@@ -144,6 +151,28 @@ impl Run<'_> {
             std::panic::catch_unwind(AssertUnwindSafe(|| decoded.push(payload))).ok()?.ok()?;
         }
         Some(decoded)
+    }
+
+    /// The span of an attempt at all of it, and those of its events.
+    pub(super) fn begin_spans(&mut self, group: &GroupContext) -> Span {
+        let Self { handler, events, .. } = self;
+        let shared = spans::shared(&group.name, handler, events.iter().map(|event| &*event.record));
+        if handler.spec.batch.is_none() && !shared.is_disabled() {
+            for event in events {
+                event.span = spans::event(&group.name, &event.record, event.origin.attempt);
+                spans::identified(&event.span, handler, event.id);
+                spans::in_transaction(&event.span, &shared);
+            }
+        }
+        shared
+    }
+
+    /// What was rolled back is handled again, with a span of its own. Of what is committed each event says its outcome.
+    pub(super) fn end_spans(&mut self, shared: &Span, committed: bool) {
+        shared.record("idem.outcome", if committed { "done" } else { "again" });
+        if !committed {
+            self.events.iter_mut().for_each(|event| event.span = Span::none());
+        }
     }
 
     /// Where it begins: what waits, waits there.

@@ -18,7 +18,7 @@ use tracing::Instrument;
 
 use super::gather::{Event, Run, most};
 use super::{
-    Connection, after_begin, after_error, another_server, expired, in_place_backoff, parents, rolled_back, span,
+    Connection, after_begin, after_error, another_server, expired, in_place_backoff, parents, rolled_back,
     wait_in_place, waiting,
 };
 use crate::decide::batch_size::BatchSize;
@@ -169,14 +169,10 @@ async fn attempt(group: &GroupContext, server: &str, run: &mut Run<'_>, stop: &S
         return Attempt::Again(another_server(group));
     }
     let _in_flight = group.stats.in_flight(run.events.len());
-    let batch = tracing::info_span!(
-        "shared",
-        handler = run.handler.spec.name,
-        events = run.events.len(),
-        offset = run.first().map(|record| record.offset)
-    );
+    let span = run.begin_spans(group);
     let (attempt, connection) =
-        transaction(group, run.handler, &run.events, decoded, &mut session, stop).instrument(batch).await;
+        transaction(group, run.handler, &run.events, decoded, &mut session, stop).instrument(span.clone()).await;
+    run.end_spans(&span, matches!(attempt, Attempt::Committed { .. }));
     match (attempt, connection) {
         (attempt, Connection::Usable) => {
             session.release();
@@ -363,7 +359,7 @@ async fn call<'t>(
         let event = &events[at];
         tx.outbox.called_for(parents(group, handler, [(event.id, event.delivered())]));
         let call = AssertUnwindSafe((handler.call)(tx, payload, params(group, event)));
-        let call = call.catch_unwind().instrument(span(handler, event.id, &event.origin));
+        let call = call.catch_unwind().instrument(event.span.clone());
         let _measured = group.stats.call(handler.spec.name);
         match tokio::time::timeout(handler.spec.timeout, call).await {
             Ok(Ok(Ok(()))) => {}
@@ -403,6 +399,7 @@ fn report(group: &GroupContext, run: &Run<'_>, fates: &[Fate]) {
     }
     for (event, fate) in run.events.iter().zip(fates) {
         let outcome = fate.name();
+        event.span.record("idem.outcome", outcome);
         probe::settled(outcome);
         let (topic, partition, offset) = (&*event.record.topic, event.record.partition, event.record.offset);
         tracing::debug!(target: "idem::settled", handler, outcome, topic, partition, offset);

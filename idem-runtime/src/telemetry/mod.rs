@@ -7,6 +7,9 @@
 mod failures;
 mod names;
 pub(crate) mod open_calls;
+mod otel;
+pub(crate) mod spans;
+pub(crate) mod trace_context;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -17,7 +20,7 @@ use metrics::{Counter, Gauge, Histogram};
 
 use self::failures::Failures;
 pub(crate) use self::failures::{Failed, Kind};
-pub(crate) use self::names::{AGE_BUCKETS, DURATION_BUCKETS, describe};
+pub(crate) use self::names::{AGE_BUCKETS, DURATION_BUCKETS, OF_PARTITIONS, describe, outbox};
 use crate::clock;
 use crate::decide::outcome::Reason;
 use crate::kafka::consumer::Partition;

@@ -2,6 +2,7 @@
 
 pub(super) mod letters;
 pub(super) mod money;
+pub(super) mod outbox;
 pub(super) mod overview;
 mod parts;
 

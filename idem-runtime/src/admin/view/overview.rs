@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::parts::{ago, asked, bytes, count, handler, millis, rate, span, sparkline};
-use super::{Chrome, how_to_change, page, secret};
+use super::{Chrome, how_to_change, outbox, page, secret};
 use crate::admin::overview::{Failure, GroupView, HandlerView, Overview};
 use crate::decide::money::IN_FLIGHT;
 use crate::ops::Timestamp;
@@ -26,7 +26,10 @@ pub(in crate::admin) fn overview(chrome: &Chrome<'_>, shown: &Overview) -> Marku
             h2 { "Money calls to look at" }
             (asked(&shown.money, |calls| money(chrome, calls, now)))
         }
-        // The outbox has its place here.
+        section {
+            h2 { "Outbox" }
+            (asked(&shown.outbox, |outbox| outbox::section(chrome, outbox, now)))
+        }
         section {
             h2 { "Dedup table" }
             (asked(&shown.dedup, window))
@@ -60,6 +63,11 @@ fn totals(shown: &Overview) -> String {
     if let Ok(calls) = &shown.money {
         let open = calls.iter().filter(|call| !is_waiting(call, shown.now)).count();
         parts.push(format!("{open} money calls to look at"));
+    }
+    if let Ok(outbox) = &shown.outbox
+        && !outbox.parked.is_empty()
+    {
+        parts.push(format!("{} parked in the outbox", outbox.parked.len()));
     }
     if let Ok(brakes) = &shown.brakes {
         parts.push(format!("{} stopped lanes", brakes.len()));
@@ -308,6 +316,7 @@ mod tests {
 
     use super::*;
     use crate::admin::overview::Lane;
+    use crate::ops::outbox::Outbox;
 
     fn part(name: &str, rows: i64, droppable_from: Option<Timestamp>, held_by: &[&str]) -> Partition {
         Partition {
@@ -357,6 +366,7 @@ mod tests {
             failures: Vec::new(),
             brakes: Ok(Vec::new()),
             money: Ok(Vec::new()),
+            outbox: Ok(Outbox { pending: 0, oldest_seconds: 0.0, relayed: true, parked: Vec::new() }),
             dedup: Ok(Partitions {
                 now: Timestamp(1_000_000),
                 window_ms: 604_800_000,
