@@ -1,16 +1,24 @@
 //! A pooler between the program and the server, such as PgBouncer in transaction mode.
 //!
-//! It would give each transaction another session. The library rests on what it sets for its sessions: timeouts that
-//! let a handler's end come first, and read-only as the default, so that nothing is written outside of its
-//! transactions.
+//! It would give each transaction another session, and what the library promises rests on sessions of its own:
+//! - Writes behind a handler's own ROLLBACK are refused because its session is read-only by default. That is set when
+//!   the session begins; set for each transaction instead, it would end with the very ROLLBACK that it is for.
+//! - The timeouts that let a handler's end come before the server's would have to be set for each transaction, which
+//!   costs a round trip; and what a handler sets for its session would be left to strangers.
+//! - A connection is asked once which run of the server it leads to. Behind a pooler every transaction would have to
+//!   ask, and what was asked on another session would prove nothing.
+//! - The dedup insert and the check are prepared in SQL (`PREPARE`), of which no pooler keeps track.
+//!
+//! So a pooler is refused, and `IDEM_DATABASE_DIRECT_URL` leads past it.
 
 use super::session::{LOCK_TIMEOUT, Pools, on_service};
 
 const CURE: &str = "the URL must lead to PostgreSQL itself, not to a pooler such as PgBouncer: the library keeps few \
-                    connections, IDEM_POOL_SIZE and some more";
+                    connections, IDEM_POOL_SIZE and some more. Set IDEM_DATABASE_DIRECT_URL to the server's own address";
 
-/// `unsupported startup parameter`: the answer of a pooler that does not pass on what a session wants.
-const PROTOCOL_VIOLATION: &str = "08P01";
+/// Answers that nobody gets who has a session to himself: `unsupported startup parameter`, and that a statement was
+/// prepared by somebody else, or is not there any more.
+const OF_POOLERS: [&str; 3] = ["08P01", "42P05", "26000"];
 
 /// Why connections to this address can't be used, if a pooler is in the way.
 ///
@@ -25,8 +33,8 @@ pub(crate) async fn problem(pools: &Pools) -> Result<Option<String>, sqlx::Error
         Ok(_) => {
             Ok(Some(format!("IDEM_DATABASE_URL: a session does not have the settings that it was begun with: {CURE}")))
         }
-        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(PROTOCOL_VIOLATION) => {
-            Ok(Some(format!("IDEM_DATABASE_URL: the settings of a session are refused: {CURE}")))
+        Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| OF_POOLERS.contains(&&*code)) => {
+            Ok(Some(format!("IDEM_DATABASE_URL: what a session wants is refused ({}): {CURE}", error.message())))
         }
         Err(error) => Err(error),
     }

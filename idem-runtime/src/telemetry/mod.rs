@@ -17,7 +17,9 @@ use metrics::{Counter, Gauge, Histogram};
 
 use self::failures::Failures;
 pub(crate) use self::failures::{Failed, Kind};
-pub(crate) use self::names::{AGE_BUCKETS, DURATION_BUCKETS, describe};
+pub(crate) use self::names::describe;
+#[cfg(feature = "admin")]
+pub(crate) use self::names::{AGE_BUCKETS, DURATION_BUCKETS};
 use crate::clock;
 use crate::decide::outcome::Reason;
 use crate::kafka::consumer::Partition;
