@@ -28,10 +28,21 @@ LANGUAGE sql STABLE AS $$
     SELECT 'SEQUENCE', 'idem_outbox_seq', 'USAGE'
     UNION ALL
     SELECT 'FUNCTION', f.name, 'EXECUTE' FROM (VALUES
-        ('idem_rights()'), ('idem_first_id_of(date)'), ('idem_partition_of(date)'),
+        ('idem_rights()'), ('idem_lacking(name)'), ('idem_first_id_of(date)'), ('idem_partition_of(date)'),
         ('idem_millis_of(uuid)'), ('idem_kind_of(uuid)'), ('idem_horizon(text, boolean)'),
         ('idem_outbox_truncate(integer)'), ('idem_publish(uuid, text, text, bytea, json, bigint)'),
         ('idem_attach_days(integer)'), ('idem_share_rights()'), ('idem_merge_days(integer)')) AS f (name)
+$$;
+
+-- What a role lacks of them.
+CREATE FUNCTION idem_lacking(of_role name) RETURNS SETOF text
+LANGUAGE sql STABLE AS $$
+    SELECT privilege || ' on ' || name FROM idem_rights()
+     WHERE NOT coalesce(
+               CASE kind WHEN 'TABLE' THEN has_table_privilege(of_role, to_regclass(name), privilege)
+                         WHEN 'SEQUENCE' THEN has_sequence_privilege(of_role, to_regclass(name), privilege)
+                         ELSE has_function_privilege(of_role, to_regprocedure(name), privilege) END, false)
+     ORDER BY name, privilege
 $$;
 
 -- Gives everybody who has rights on the dedup table the same on its partitions, which maintenance reads and
@@ -107,6 +118,10 @@ BEGIN
     FOR wanted IN SELECT * FROM idem_rights() LOOP
         EXECUTE format('GRANT %s ON %s %s TO %s', wanted.privilege, wanted.kind, wanted.name, to_role);
     END LOOP;
+    -- GRANT of somebody else's rights is only a warning.
+    IF EXISTS (SELECT FROM idem_lacking(pg_get_userbyid(to_role))) THEN
+        RAISE insufficient_privilege USING MESSAGE = format('%s can''t give all rights: it does not own the tables', current_user);
+    END IF;
     PERFORM idem_share_rights();
 END
 $$;

@@ -11,30 +11,35 @@
 //!
 //! So a pooler is refused, and `IDEM_DATABASE_DIRECT_URL` leads past it.
 
+use sqlx::Row;
+
 use super::session::{LOCK_TIMEOUT, Pools, on_service};
 
 const CURE: &str = "the URL must lead to PostgreSQL itself, not to a pooler such as PgBouncer: the library keeps few \
                     connections, IDEM_POOL_SIZE and some more. Set IDEM_DATABASE_DIRECT_URL to the server's own address";
 
-/// Answers that nobody gets who has a session to himself: `unsupported startup parameter`, and that a statement was
-/// prepared by somebody else, or is not there any more.
-const OF_POOLERS: [&str; 3] = ["08P01", "42P05", "26000"];
+/// `unsupported startup parameter`: the answer of a pooler that does not pass on what a session wants.
+const PROTOCOL_VIOLATION: &str = "08P01";
 
 /// Why connections to this address can't be used, if a pooler is in the way.
 ///
 /// # Errors
 /// When the database is away, or refuses.
 pub(crate) async fn problem(pools: &Pools) -> Result<Option<String>, sqlx::Error> {
-    let ask = "SELECT extract(epoch FROM current_setting('lock_timeout')::interval)::bigint";
-    let told: Result<i64, _> =
-        on_service(pools, |connection| Box::pin(sqlx::query_scalar(ask).fetch_one(connection))).await;
-    match told {
+    let told = on_service(pools, |connection| {
+        Box::pin(async move {
+            // Not prepared: a statement of that name may be there, of somebody else's.
+            let ask = "SELECT extract(epoch FROM current_setting('lock_timeout')::interval)::bigint";
+            sqlx::raw_sql(ask).fetch_one(connection).await?.try_get::<i64, _>(0)
+        })
+    });
+    match told.await {
         Ok(seconds) if u64::try_from(seconds) == Ok(LOCK_TIMEOUT.as_secs()) => Ok(None),
         Ok(_) => {
             Ok(Some(format!("IDEM_DATABASE_URL: a session does not have the settings that it was begun with: {CURE}")))
         }
-        Err(sqlx::Error::Database(error)) if error.code().is_some_and(|code| OF_POOLERS.contains(&&*code)) => {
-            Ok(Some(format!("IDEM_DATABASE_URL: what a session wants is refused ({}): {CURE}", error.message())))
+        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(PROTOCOL_VIOLATION) => {
+            Ok(Some(format!("IDEM_DATABASE_URL: the settings of a session are refused: {CURE}")))
         }
         Err(error) => Err(error),
     }

@@ -7,6 +7,9 @@ use super::session::{Pools, on_service};
 /// SQLSTATE of a right that the role does not have.
 const INSUFFICIENT_PRIVILEGE: &str = "42501";
 
+/// Of many rights that are missing, so many are named.
+const NAMED: usize = 5;
+
 /// What the role lacks, and who gives it. `None`: nothing.
 ///
 /// # Errors
@@ -14,20 +17,17 @@ const INSUFFICIENT_PRIVILEGE: &str = "42501";
 pub(crate) async fn problem(pools: &Pools) -> Result<Option<String>, sqlx::Error> {
     let (role, lacking): (String, Vec<String>) = on_service(pools, |connection| {
         Box::pin(async move {
-            sqlx::query_as(
-                "SELECT current_user::text, coalesce(array_agg(privilege || ' on ' || name ORDER BY name, privilege), '{}') \
-                   FROM idem_rights() \
-                  WHERE NOT coalesce(CASE kind \
-                            WHEN 'TABLE' THEN has_table_privilege(to_regclass(name), privilege) \
-                            WHEN 'SEQUENCE' THEN has_sequence_privilege(to_regclass(name), privilege) \
-                            ELSE has_function_privilege(to_regprocedure(name), privilege) END, false)",
-            )
-            .fetch_one(connection)
-            .await
+            sqlx::query_as("SELECT current_user::text, array(SELECT idem_lacking(current_user))")
+                .fetch_one(connection)
+                .await
         })
     })
     .await?;
-    Ok((!lacking.is_empty()).then(|| format!("the database role `{role}` lacks {}: {}", lacking.join(", "), cure(&role))))
+    Ok((!lacking.is_empty()).then(|| {
+        let (named, others) = lacking.split_at(lacking.len().min(NAMED));
+        let others = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+        format!("the database role `{role}` lacks {}{others}: {}", named.join(", "), cure(&role))
+    }))
 }
 
 /// What to do about a right that is missing before anything could be asked. `None`: the error is another one.
