@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::throughput::{self, Way};
-use crate::{Failed, Options, growth, latency, memory, money, outbox, plot};
+use crate::{Failed, Options, growth, latency, memory, money, outbox, plot, shutdown};
 
 /// Runs what there is, one after the other. What fails is said and left out.
 pub async fn run(options: &Options) -> Result<Value, Failed> {
@@ -25,6 +25,7 @@ pub async fn run(options: &Options) -> Result<Value, Failed> {
         ("growth", growth::run(&growth::Args::default(), options).await),
         ("money", money::run(options).await),
         ("outbox", outbox::run(options).await),
+        ("shutdown", shutdown::run(options).await),
     ];
     let mut lines = serde_json::Map::new();
     for (name, result) in results {

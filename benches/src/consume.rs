@@ -17,22 +17,23 @@ pub struct Args {
     count: u64,
 }
 
-/// Runs until so many events of the group are settled, and prints `done` and the seconds from the
-/// first to the last.
+/// Runs until so many events of the group are settled, or a signal asks for the end. Prints `duplicates` and how
+/// many of them were processed before, and `done` and the seconds from the first to the last.
 pub async fn run(args: Args) -> Result<(), Failed> {
-    let settled = Arc::new(AtomicU64::new(0));
-    metrics::set_global_recorder(Events(Arc::clone(&settled))).map_err(|error| error.to_string())?;
+    let events = Events::default();
+    metrics::set_global_recorder(events.clone()).map_err(|error| error.to_string())?;
     let (end, ended) = oneshot::channel();
     // A thread of its own: it must not wait for a worker that is busy.
     std::thread::spawn(move || {
         let wait_for = |count| {
-            while settled.load(Ordering::Relaxed) < count {
+            while events.settled() < count {
                 std::thread::sleep(Duration::from_millis(1));
             }
             Instant::now()
         };
-        let first = wait_for(1);
+        let first = wait_for(args.count.min(1));
         let last = wait_for(args.count);
+        println!("duplicates {}", events.duplicates.load(Ordering::Relaxed));
         println!("done {}", last.duration_since(first).as_secs_f64());
         let _ = end.send(());
     });
@@ -43,7 +44,17 @@ pub async fn run(args: Args) -> Result<(), Failed> {
 }
 
 /// Counts `idem_events_total` and nothing else.
-struct Events(Arc<AtomicU64>);
+#[derive(Clone, Default)]
+struct Events {
+    duplicates: Arc<AtomicU64>,
+    others: Arc<AtomicU64>,
+}
+
+impl Events {
+    fn settled(&self) -> u64 {
+        self.duplicates.load(Ordering::Relaxed) + self.others.load(Ordering::Relaxed)
+    }
+}
 
 impl Recorder for Events {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -52,7 +63,10 @@ impl Recorder for Events {
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
         match key.name() {
-            "idem_events_total" => Counter::from_arc(Arc::clone(&self.0)),
+            "idem_events_total" => {
+                let is_duplicate = key.labels().any(|label| (label.key(), label.value()) == ("outcome", "duplicate"));
+                Counter::from_arc(Arc::clone(if is_duplicate { &self.duplicates } else { &self.others }))
+            }
             _ => Counter::noop(),
         }
     }

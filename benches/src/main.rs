@@ -20,6 +20,7 @@ mod pgbench;
 mod plot;
 mod rounds;
 mod servers;
+mod shutdown;
 mod throughput;
 
 /// Why a measurement could not be made.
@@ -78,6 +79,8 @@ enum Scenario {
     Money,
     /// Events that are published: the relay, and what publishing costs a transaction.
     Outbox,
+    /// SIGTERM under 5,000 events a second: how long the exit takes, and what comes again.
+    Shutdown,
     #[command(hide = true)]
     Consume(consume::Args),
     #[command(hide = true)]
@@ -103,6 +106,7 @@ async fn main() -> Result<(), Failed> {
         Scenario::Growth(args) => growth::run(&args, &options).await?,
         Scenario::Money => money::run(&options).await?,
         Scenario::Outbox => outbox::run(&options).await?,
+        Scenario::Shutdown => shutdown::run(&options).await?,
         Scenario::Consume(args) => return consume::run(args).await,
         Scenario::Peer(args) => return peers::run(args).await,
     };

@@ -27,6 +27,11 @@ pub enum Command {
     Migrate {
         #[command(flatten)]
         how: Existing,
+        /// Then give this database role what a service needs, but no right to change the schema.
+        ///
+        /// For services that run with IDEM_MIGRATE=false. This command needs the role that owns the tables.
+        #[arg(long, value_name = "ROLE")]
+        grant: Option<String>,
     },
     /// The partitions of the dedup table: what is in them, when they are emptied, who keeps them.
     Partitions,

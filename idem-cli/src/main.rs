@@ -73,9 +73,17 @@ async fn run(Cli { json, command }: Cli) -> Result<ExitCode, Failure> {
     let ops = Ops::new(Config::from_env()?);
     let progress = Progress::new();
     let report: Box<dyn Report> = match command {
-        Command::Migrate { how: Existing { partition: true, .. } } => Box::new(status::partition(&ops).await?),
-        Command::Migrate { how: Existing { rebuild: true, .. } } => Box::new(status::rebuild(&ops).await?),
-        Command::Migrate { .. } => Box::new(status::migrate(&ops).await?),
+        Command::Migrate { how, grant } => {
+            let schema = match how {
+                Existing { partition: true, .. } => status::partition(&ops).await?,
+                Existing { rebuild: true, .. } => status::rebuild(&ops).await?,
+                _ => status::migrate(&ops).await?,
+            };
+            if let Some(role) = grant {
+                status::grant(&ops, &role).await?;
+            }
+            Box::new(schema)
+        }
         Command::Partitions => Box::new(partitions::list(&ops).await?),
         Command::Status => Box::new(status::status(&ops).await?),
         Command::Offsets { group } => Box::new(offsets::offsets(&ops, &group.group).await?),

@@ -38,10 +38,13 @@ pub(crate) async fn move_on(
         trace: spans::begun_here(record),
     };
     let dlq = names::dlq_topic(&group.name);
+    let topic = match step {
+        Step::Retry { delay } => names::retry_topic(&group.name, *delay),
+        _ => dlq.clone(),
+    };
     let published = match step {
         Step::Retry { delay } => {
             report.due_at_millis = Some(retry::due_at_millis(now, *delay, fastrand::f64()));
-            let topic = names::retry_topic(&group.name, *delay);
             match forward::publish(&group.producer, &topic, record, &report).await {
                 // It will not fit the next tier either.
                 Err(PublishError::TooLarge) => {
@@ -58,11 +61,11 @@ pub(crate) async fn move_on(
         Step::Advance | Step::WaitInPlace | Step::StopRun => Ok(()),
     };
     published.map_err(|error| {
-        let text = format!("it can't be moved on: {error}");
+        let text = format!("it can't be moved on to `{topic}`: {error}");
         if let PublishError::Fatal(error) = error {
             group.fail(RunError::Producer(error));
         } else {
-            tracing::warn!(group = &*group.name, %error, "can't move an event on; waiting");
+            tracing::warn!(group = &*group.name, topic, %error, "can't move an event on; waiting");
         }
         text
     })

@@ -30,6 +30,7 @@ use crate::pg::maintenance::{self, FirstPositions};
 use crate::pg::migrate;
 use crate::pg::money as rows;
 use crate::pg::pooler;
+use crate::pg::rights;
 use crate::pg::session::Pools;
 use crate::registry;
 use crate::spec::Order;
@@ -436,10 +437,11 @@ impl Running {
                 }
                 if self.config.migrate {
                     migrate::migrate(&pools.service).await?;
-                } else if !migrate::schema_is_present(&pools.service).await? {
-                    return Ok(Err(RunError::Setup(Problems(vec![
-                        "the database has no idem tables: set IDEM_MIGRATE=true, or apply the migrations".to_owned(),
-                    ]))));
+                } else if let Some(problem) = not_migrated(migrate::pending(pools).await?) {
+                    return Ok(Err(RunError::Setup(Problems(vec![problem]))));
+                }
+                if let Some(problem) = rights::problem(pools).await? {
+                    return Ok(Err(RunError::Setup(Problems(vec![problem]))));
                 }
                 if let Err(error) = adopt::claim(pools, &groups).await {
                     return unusable(error);
@@ -465,7 +467,13 @@ impl Running {
                     tracing::warn!(%error, "the database is not usable; waiting for it");
                     self.health.set(Obstacle::Start, format!("the database is not usable: {error}"));
                 }
-                Err(error) => return Err(RunError::Database(error)),
+                Err(error) => {
+                    let role = self.config.database.get_username();
+                    return Err(match rights::refused(&error, role, self.config.migrate) {
+                        Some(problem) => RunError::Setup(Problems(vec![problem])),
+                        None => RunError::Database(error),
+                    });
+                }
             }
             if !self.stop.sleep(START_PAUSE).await {
                 return Ok(None);
@@ -495,15 +503,25 @@ impl Running {
             match ready {
                 Ok(existing) => return Ok(Some(existing)),
                 Err(TopicError::Missing(problems)) => return Err(RunError::Setup(Problems(problems))),
-                Err(TopicError::Unreachable(error)) => {
-                    self.health.set(Obstacle::Start, format!("the broker is not reachable: {error}"));
-                    tracing::warn!(%error, "the broker is not reachable; waiting for it")
+                Err(error @ TopicError::Unreachable(_)) => {
+                    self.health.set(Obstacle::Start, error.to_string());
+                    tracing::warn!(%error, "waiting for the broker");
                 }
             }
             if !self.stop.sleep(START_PAUSE).await {
                 return Ok(None);
             }
         }
+    }
+}
+
+/// What is wrong with a schema that this program may not bring up to date.
+fn not_migrated(pending: Option<Vec<String>>) -> Option<String> {
+    const CURE: &str = "run `idem migrate` with the role that owns the tables, or set IDEM_MIGRATE=true";
+    match pending {
+        None => Some(format!("the database has no idem tables that this role can see: {CURE}")),
+        Some(pending) if pending.is_empty() => None,
+        Some(pending) => Some(format!("the schema lacks {}: {CURE}", pending.join(", "))),
     }
 }
 

@@ -124,6 +124,36 @@ async fn a_second_request_to_end_is_obeyed_at_once() {
     assert_eq!(orders::effect_count(&env.pool, "hurried").await, 0);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_under_load_comes_within_the_grace_period_and_nothing_that_was_done_comes_again() {
+    const GRACE: Duration = Duration::from_secs(10);
+    let env = TestEnv::new().await.with("IDEM_SHUTDOWN_GRACE", "10s");
+    orders::create_tables(&env.pool).await;
+    env.kafka.create_topic("together.orders", 4).await;
+    let ids = orders::publish(&env.kafka, "together.orders", &vec![Plan::Succeed; 20_000]).await;
+    let start = || Program::start(Path::new(env!("CARGO_BIN_EXE_consumer")), &["together"], &env.variables());
+    let effects = async || {
+        let count: i64 = sqlx::query_scalar("SELECT count(*) FROM effect").fetch_one(&env.pool).await.unwrap();
+        count
+    };
+    let mut program = start();
+    eventually(LIMIT, "the load", async || effects().await > 1_000).await;
+    program.terminate();
+    let asked = Instant::now();
+    let status = program.wait(2 * GRACE).await;
+    assert!(status.success() && asked.elapsed() < GRACE, "{status} after {:?}", asked.elapsed());
+    let done = effects().await;
+    assert!(done < 20_000, "there was no load any more");
+    let committed = env.kafka.committed("together", "together.orders").await;
+    assert_eq!(committed.values().map(|committed| committed.offset).sum::<i64>(), done, "committed offsets");
+
+    let mut program = start();
+    eventually(LIMIT, "the rest", async || effects().await == 20_000).await;
+    program.terminate();
+    assert!(program.wait(2 * GRACE).await.success());
+    orders::assert_each_once(&env.pool, "together", &ids).await;
+}
+
 #[idempotent_handler(topic = "shown.orders", group = "shown", retry = [], concurrency = 2)]
 async fn shown_to_all(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerResult {
     orders::handle(tx, order, &delivery, "shown").await
@@ -367,7 +397,7 @@ async fn an_event_that_can_not_be_published_is_seen_on_the_page_and_released_the
     let dropped = tests::http::shown(request.bearer_auth(TOKEN).send().await.unwrap()).await;
     assert_eq!(dropped.json(), serde_json::json!({"released": 0, "dropped": 1}), "{}", dropped.text);
     assert_eq!(browser.get("/api/outbox").await.json()["parked"], serde_json::json!([]));
-    program.line("a parked event of the outbox is released", LIMIT).await;
+    program.line("the parked event is released", LIMIT).await;
     program.terminate();
     assert!(program.wait(LIMIT).await.success());
     let log = program.output().join("\n");
@@ -415,4 +445,32 @@ async fn settings_come_from_a_file_and_secrets_from_files_and_each_says_where_it
         "{}",
         refused.stderr
     );
+}
+
+#[test]
+fn the_manifest_has_settings_that_there_are_and_waits_for_longer_than_the_program() {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes/service.yaml"));
+    let text = text.unwrap();
+    let deployment = text.split("---").find(|document| document.contains("kind: Deployment")).unwrap();
+    let secrets = tempfile::tempdir().unwrap();
+    let secret = |name: &str, value: &str| {
+        std::fs::write(secrets.path().join(name), value).unwrap();
+    };
+    secret("database-url", "postgres://billing@db/app");
+    secret("kafka-password", "a-secret");
+    secret("admin-token", TOKEN);
+    let variables = deployment.lines().filter_map(|line| {
+        let (name, value) = line.trim().strip_prefix("- { name: IDEM_")?.strip_suffix(" }")?.split_once(", value: ")?;
+        let value = value.trim_matches('"').replace("/run/secrets/idem", secrets.path().to_str()?);
+        Some((format!("IDEM_{name}"), value))
+    });
+    let variables: Vec<(String, String)> = variables.collect();
+    assert!(variables.len() >= 9, "{variables:?}");
+    let config = idem_runtime::Config::from_vars(variables).unwrap_or_else(|errors| panic!("{errors}"));
+    let settings = idem_runtime::ops::settings::of(&config);
+    let grace = settings.iter().find(|setting| setting.variable == "IDEM_SHUTDOWN_GRACE").unwrap();
+    let grace: u64 = grace.value.strip_suffix('s').unwrap().parse().unwrap();
+    let line = deployment.lines().find_map(|line| line.trim().strip_prefix("terminationGracePeriodSeconds: "));
+    let killed_after: u64 = line.unwrap().parse().unwrap();
+    assert!(killed_after >= grace + 5, "killed after {killed_after} s, with {grace} s of grace");
 }

@@ -15,7 +15,9 @@ use std::time::Duration;
 use sqlx::postgres::PgConnectOptions;
 use uuid::Uuid;
 
-pub(crate) use self::admin::{AdminSettings, Secret};
+pub(crate) use self::admin::AdminSettings;
+#[cfg(feature = "admin")]
+pub(crate) use self::admin::Secret;
 pub use self::error::{ConfigError, ConfigErrors};
 pub(crate) use self::layers::Source;
 use self::reader::Reader;
@@ -41,6 +43,7 @@ use crate::decide::money_key::Format as KeyFormat;
 /// ```
 #[derive(Clone)]
 pub struct Config {
+    /// Of all sessions: none can go through a pooler that shares them.
     pub(crate) database: PgConnectOptions,
     pub(crate) pool_size: u32,
     pub(crate) brokers: String,
@@ -69,8 +72,6 @@ pub struct Config {
     /// How long the provider remembers a key.
     pub(crate) money_key_ttl: Duration,
     pub(crate) money_key_format: KeyFormat,
-    /// For sessions that can't go through a pooler which shares them.
-    pub(crate) database_direct: Option<PgConnectOptions>,
     /// Whether this process relays the outbox when nobody else does.
     pub(crate) relay: bool,
     /// How long after the end of a relay what it queued may still be sent.
@@ -140,7 +141,10 @@ impl Config {
     fn read(environment: BTreeMap<String, String>, program: BTreeMap<String, String>) -> Result<Self, ConfigErrors> {
         let (vars, errors) = layers::merge(environment, program);
         let mut reader = Reader { vars, errors, known: BTreeSet::from([layers::FILE.to_owned()]) };
-        let variable = ["IDEM_DATABASE_URL", "DATABASE_URL"].into_iter().find(|name| reader.text(name).is_some());
+        // Each is asked for, so that none counts as unknown.
+        let given = ["IDEM_DATABASE_DIRECT_URL", "IDEM_DATABASE_URL", "DATABASE_URL"]
+            .map(|name| reader.text(name).map(|_| name));
+        let variable = given.into_iter().flatten().next();
         let database = match variable {
             Some(variable) => reader.parsed(variable, "a URL such as postgres://user:password@host:5432/database"),
             None => {
@@ -153,8 +157,6 @@ impl Config {
             reader.error("IDEM_KAFKA_BROKERS", "is not set: give the brokers, such as kafka-1:9092,kafka-2:9092");
         }
         let accept_database = reader.parsed("IDEM_ACCEPT_DATABASE", "the lineage id that the error named, a UUID");
-        let database_direct =
-            reader.parsed("IDEM_DATABASE_DIRECT_URL", "a URL such as postgres://user:password@host:5432/database");
         let kafka = reader.kafka_properties();
         let config = Self {
             database: database.unwrap_or_default(),
@@ -187,7 +189,6 @@ impl Config {
             money_key_ttl: reader.positive("IDEM_MONEY_KEY_TTL", "24h"),
             money_key_format: reader
                 .one_of("IDEM_MONEY_KEY_FORMAT", &[("bare", KeyFormat::Bare), ("quoted", KeyFormat::Quoted)]),
-            database_direct,
             relay: reader.flag("IDEM_RELAY", true),
             relay_timeout: reader.relay_timeout(),
             admin: reader.admin(),
@@ -269,7 +270,6 @@ impl fmt::Debug for Config {
             .field("money_timeout", &self.money_timeout)
             .field("money_key_ttl", &self.money_key_ttl)
             .field("money_key_format", &self.money_key_format)
-            .field("database_direct", &self.database_direct.as_ref().map(PgConnectOptions::get_host))
             .field("relay", &self.relay)
             .field("relay_timeout", &self.relay_timeout)
             .field("admin", &self.admin)

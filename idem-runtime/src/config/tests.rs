@@ -101,10 +101,7 @@ fn money_settings_are_read_and_checked() {
 fn relay_settings_are_read_and_checked() {
     let config = with(&[]).unwrap();
     assert_eq!((config.relay, config.relay_timeout), (true, Duration::from_secs(10)));
-    assert!(config.database_direct.is_none());
-    let direct =
-        with(&[("IDEM_DATABASE_DIRECT_URL", "postgres://u:sentinel@direct/d"), ("IDEM_RELAY", "false")]).unwrap();
-    assert!(!direct.relay && format!("{direct:?}").contains("direct") && !format!("{direct:?}").contains("sentinel"));
+    assert!(!with(&[("IDEM_RELAY", "false")]).unwrap().relay);
     for (variable, value) in
         [("IDEM_RELAY", "no"), ("IDEM_RELAY_TIMEOUT", "0s"), ("IDEM_KAFKA_PARTITIONER", "consistent_random")]
     {
@@ -253,4 +250,14 @@ fn the_admin_server_needs_a_token_where_others_reach_it() {
         let errors = with(vars).unwrap_err();
         assert!(errors.0.iter().any(|error| error.variable == variable), "{vars:?}: {errors}");
     }
+}
+
+#[test]
+fn the_direct_address_of_the_database_wins_over_one_that_may_lead_to_a_pooler() {
+    let direct = with(&[("IDEM_DATABASE_DIRECT_URL", "postgres://u:sentinel@direct/d")]).unwrap();
+    assert_eq!(direct.database.get_host(), "direct");
+    assert!(!format!("{direct:?}").contains("sentinel"));
+    let wrong = with(&[("IDEM_DATABASE_DIRECT_URL", "sentinel")]).unwrap_err();
+    assert!(wrong.0.len() == 1 && wrong.0[0].variable == "IDEM_DATABASE_DIRECT_URL", "{wrong}");
+    assert!(!wrong.to_string().contains("sentinel"), "{wrong}");
 }

@@ -10,6 +10,7 @@ use rdkafka::admin::{
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 use super::producer::LogContext;
+use super::refusal::told;
 use super::{client_config, names, on_thread};
 use crate::config::Config;
 use crate::decide::topics::{self, Finding, Purpose, Settings, judge, judge_tiers, judge_window};
@@ -27,7 +28,7 @@ pub(crate) struct Need {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TopicError {
     /// The broker did not answer: worth trying again.
-    #[error("the broker is not reachable: {0}")]
+    #[error("the broker is not reachable, or refuses: {}", told(.0))]
     Unreachable(#[from] KafkaError),
     /// What a person must mend: topics that are missing, or whose settings would lose events.
     #[error("{}", .0.join("; "))]
@@ -58,7 +59,11 @@ pub(crate) async fn ensure(config: &Config, needs: &[Need]) -> Result<HashSet<St
         own.into_iter().partition(|topic| partitions.contains_key(&topic.name));
     if !missing.is_empty() && !config.create_topics {
         let name = |topic: &Wanted| {
-            format!("topic `{}` is missing: create it ({topic}), or set IDEM_CREATE_TOPICS=true", topic.name)
+            format!(
+                "topic `{}` is missing: create it ({topic}), or set IDEM_CREATE_TOPICS=true; a broker does not show topics \
+                 that this client may not Describe",
+                topic.name
+            )
         };
         return Err(TopicError::Missing(missing.iter().map(name).collect()));
     }

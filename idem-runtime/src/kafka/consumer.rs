@@ -21,6 +21,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::producer::log_line;
 use super::record::Record;
+use super::refusal::told;
 use super::{client_config, on_thread, queue};
 use crate::config::Config;
 use crate::decide::position::Committed;
@@ -485,7 +486,8 @@ impl PollThread {
             _ => {
                 if self.warned.is_none_or(|warned| warned.elapsed() > WARN_EVERY) {
                     self.warned = Some(Instant::now());
-                    tracing::warn!(%error, "the broker is not reachable, or refuses; the client goes on trying");
+                    let error = told(&error);
+                    tracing::warn!(error, "the broker is not reachable, or refuses; the client goes on trying");
                 }
                 return;
             }

@@ -10,6 +10,7 @@ pub(crate) mod observer;
 pub(crate) mod producer;
 pub(crate) mod queue;
 pub(crate) mod record;
+pub(crate) mod refusal;
 
 /// Runs a call of librdkafka that blocks, on a thread of its own. `None`: it panicked.
 ///

@@ -11,6 +11,7 @@ use rdkafka::message::{Message, OwnedHeaders, OwnedMessage};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 
 use super::client_config;
+use super::refusal::told;
 use crate::config::Config;
 
 /// librdkafka's log lines and errors, through `tracing`. They name brokers and topics, no payload.
@@ -59,7 +60,7 @@ pub(crate) enum PublishError {
     #[error("the record is too large for the topic")]
     TooLarge,
     /// The broker or the topic can't be written to now.
-    #[error("not acknowledged: {0}")]
+    #[error("not acknowledged: {}", told(.0))]
     Unavailable(KafkaError),
     /// The client can't go on.
     #[error("the producer failed for good: {0}")]

@@ -53,7 +53,7 @@ pub fn of(config: &Config) -> Vec<Setting> {
     };
     let accepted = config.accept_database.map(|lineage| lineage.to_string()).unwrap_or_default();
     let mut settings: Vec<Setting> = [
-        ("IDEM_DATABASE_URL", database),
+        (database_variable(config), database),
         ("IDEM_POOL_SIZE", config.pool_size.to_string()),
         ("IDEM_KAFKA_BROKERS", config.brokers.clone()),
         ("IDEM_CLIENT_ID", config.client_id.clone()),
@@ -114,13 +114,16 @@ fn money(config: &Config) -> [(&'static str, String); 4] {
     ]
 }
 
-fn relay(config: &Config) -> [(&'static str, String); 3] {
-    let direct = config.database_direct.as_ref();
-    let direct = direct.map(|direct| format!("postgres://{REDACTED}@{}:{}", direct.get_host(), direct.get_port()));
+/// Which one says where the database is; see `Config`.
+fn database_variable(config: &Config) -> &'static str {
+    const DIRECT: &str = "IDEM_DATABASE_DIRECT_URL";
+    if config.sources.contains_key(DIRECT) { DIRECT } else { "IDEM_DATABASE_URL" }
+}
+
+fn relay(config: &Config) -> [(&'static str, String); 2] {
     [
         ("IDEM_RELAY", config.relay.to_string()),
         ("IDEM_RELAY_TIMEOUT", humantime::format_duration(config.relay_timeout).to_string()),
-        ("IDEM_DATABASE_DIRECT_URL", direct.unwrap_or_default()),
     ]
 }
 

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::groups::{self, Group};
 use super::{Ops, OpsError, Timestamp, offsets};
 use crate::pg::adopt::{self, AdoptError};
-use crate::pg::{maintenance, migrate as migrations};
+use crate::pg::{maintenance, migrate as migrations, rights};
 
 /// The state of the whole.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -132,6 +132,21 @@ pub async fn migrate(ops: &Ops) -> Result<Schema, OpsError> {
     schema(ops).await
 }
 
+/// Gives a database role what a service needs, and no right to change the schema: for a service that runs with
+/// `IDEM_MIGRATE=false`. To be repeated after each migration, with the role that owns the tables.
+///
+/// # Errors
+/// When there is no such role, this one does not own the tables, or the database is away.
+pub async fn grant(ops: &Ops, role: &str) -> Result<(), OpsError> {
+    let role = role.to_owned();
+    ops.database("give a role the rights of a service", |connection| {
+        Box::pin(async move { rights::grant(connection, &role).await })
+    })
+    .await?;
+    let prepared = maintenance::prepare_adopted(&ops.pools).await;
+    prepared.map_err(|error| OpsError::database("make an index on the dedup table", error))
+}
+
 /// Makes an existing `processed_event` that is in one piece the partitioned one, while everything runs, and
 /// brings the schema up to date. It can be repeated, and does nothing when it is done.
 ///
@@ -181,11 +196,9 @@ async fn schema(ops: &Ops) -> Result<Schema, OpsError> {
             })
         })
         .await?;
-    let is_applied = |version: i64| applied.iter().any(|(found, ..)| *found == version);
-    let pending = migrations::all().filter(|(version, _)| !is_applied(*version));
     Ok(Schema {
         lineage,
-        pending: pending.map(|(version, name)| format!("{version:04} {name}")).collect(),
+        pending: migrations::missing(&applied),
         applied: applied
             .into_iter()
             .map(|(version, name, at)| Migration { version, name, applied_at: Timestamp(at.unsigned_abs()) })

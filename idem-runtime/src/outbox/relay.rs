@@ -29,6 +29,7 @@ use self::slots::Slots;
 use super::sender::{SendError, Sender, With};
 use crate::config::Config;
 use crate::decide::relay::{Limits, Queue};
+use crate::kafka::refusal::told;
 use crate::pg::migrate;
 use crate::pg::outbox::Row;
 use crate::pg::session::Pools;
@@ -333,7 +334,8 @@ impl Relay {
                 let pause = Duration::from_millis(100 << (*failures).min(6));
                 if self.warned.is_none_or(|warned| warned.elapsed() > WARN_EVERY) {
                     self.warned = Some(Instant::now());
-                    tracing::warn!(topic = &*row.topic, %error, "events of the outbox can't be sent now; trying again");
+                    let error = told(&error);
+                    tracing::warn!(topic = &*row.topic, error, "events of the outbox can't be sent now; trying again");
                 }
                 self.under_way.push(tokio::time::sleep(pause).map(move |()| Event::Again(seq, with)).boxed());
             }

@@ -6,6 +6,8 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{PgConnection, PgPool, SqlSafeStr};
 use uuid::Uuid;
 
+use super::session::{Pools, on_service};
+
 /// Never the user's `_sqlx_migrations`.
 const BOOKKEEPING: &str = "idem_migration";
 
@@ -17,6 +19,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (5, "create group horizon", include_str!("../../migrations/0005_create_group_horizon.sql")),
     (6, "create transaction guard", include_str!("../../migrations/0006_create_transaction_guard.sql")),
     (7, "add outbox", include_str!("../../migrations/0007_add_outbox.sql")),
+    (8, "restrict services", include_str!("../../migrations/0008_restrict_services.sql")),
 ];
 
 /// Brings the schema up to date. Several processes may do this at once: an advisory lock orders them.
@@ -37,11 +40,6 @@ pub(crate) async fn migrate(pool: &PgPool) -> Result<(), sqlx::Error> {
     })
 }
 
-/// The migrations of this program: version and name.
-pub(crate) fn all() -> impl Iterator<Item = (i64, &'static str)> {
-    MIGRATIONS.iter().map(|&(version, name, _)| (version, name))
-}
-
 /// The migrations that were applied: version, name, and when in milliseconds since the Unix epoch.
 pub(crate) async fn applied(connection: &mut PgConnection) -> Result<Vec<(i64, String, i64)>, sqlx::Error> {
     // The name is that of `BOOKKEEPING`.
@@ -53,16 +51,24 @@ pub(crate) async fn applied(connection: &mut PgConnection) -> Result<Vec<(i64, S
     .await
 }
 
-/// Whether every table the library needs is there.
-pub(crate) async fn schema_is_present(pool: &PgPool) -> Result<bool, sqlx::Error> {
-    sqlx::query_scalar(
-        "SELECT bool_and(to_regclass(name) IS NOT NULL) \
-         FROM unnest(ARRAY['idem_lineage', 'processed_event', 'consumer_progress', 'lane_brake', 'parked_event', \
-                           'money_call', 'money_handler', 'group_horizon', 'transaction_guard', \
-                           'idem_outbox', 'idem_relay', 'aggregate_version']) AS name",
-    )
-    .fetch_one(pool)
+/// The names of this program's migrations that were not applied. `None`: there are no tables of the library's.
+pub(crate) async fn pending(pools: &Pools) -> Result<Option<Vec<String>>, sqlx::Error> {
+    on_service(pools, |connection| {
+        Box::pin(async move {
+            let is_there: bool = sqlx::query_scalar("SELECT to_regclass('idem_migration') IS NOT NULL")
+                .fetch_one(&mut *connection)
+                .await?;
+            Ok(if is_there { Some(missing(&applied(connection).await?)) } else { None })
+        })
+    })
     .await
+}
+
+/// The names of this program's migrations that are not among the applied ones.
+pub(crate) fn missing(applied: &[(i64, String, i64)]) -> Vec<String> {
+    let is_applied = |version: i64| applied.iter().any(|(found, ..)| *found == version);
+    let missing = MIGRATIONS.iter().filter(|(version, ..)| !is_applied(*version));
+    missing.map(|(version, name, _)| format!("{version:04} {name}")).collect()
 }
 
 /// The identity of this database, which a restored copy shares.

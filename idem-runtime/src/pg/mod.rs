@@ -13,5 +13,6 @@ pub(crate) mod outbox;
 pub(crate) mod parked;
 pub(crate) mod pooler;
 pub(crate) mod progress;
+pub(crate) mod rights;
 pub(crate) mod session;
 pub(crate) mod versions;

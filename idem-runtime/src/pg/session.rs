@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection, PgConnection, PgPool, Postgres};
+use sqlx::{ConnectOptions, Connection, PgConnection, PgPool, Postgres, Row};
 
 use super::event_session::EventSessions;
 use crate::decide::sql_error;
@@ -88,8 +88,9 @@ impl Pools {
 
 /// A connection that can only read is of no use: after a failover the address may still lead there.
 pub(crate) async fn refuse_standby(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    let in_recovery: bool = sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(connection).await?;
-    if in_recovery {
+    // Not prepared: behind a pooler that would fail for another reason, and the pool would try again in vain.
+    let row = sqlx::raw_sql("SELECT pg_is_in_recovery()").fetch_one(connection).await?;
+    if row.try_get(0)? {
         return Err(sqlx::Error::Protocol("the server is in recovery and can only read".to_owned()));
     }
     Ok(())

@@ -20,7 +20,9 @@ use metrics::{Counter, Gauge, Histogram};
 
 use self::failures::Failures;
 pub(crate) use self::failures::{Failed, Kind};
-pub(crate) use self::names::{AGE_BUCKETS, DURATION_BUCKETS, OF_PARTITIONS, describe, outbox};
+#[cfg(feature = "admin")]
+pub(crate) use self::names::{AGE_BUCKETS, DURATION_BUCKETS, OF_PARTITIONS};
+pub(crate) use self::names::{describe, outbox};
 use crate::clock;
 use crate::decide::outcome::Reason;
 use crate::kafka::consumer::Partition;

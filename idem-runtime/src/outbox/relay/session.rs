@@ -31,9 +31,7 @@ pub(super) struct Session {
 
 fn options(config: &Config) -> PgConnectOptions {
     config
-        .database_direct
-        .as_ref()
-        .unwrap_or(&config.database)
+        .database
         .clone()
         .application_name(&format!("{} relay", config.client_id))
         .options([

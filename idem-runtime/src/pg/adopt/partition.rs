@@ -220,6 +220,7 @@ fn swap(plan: &Plan, old_key: &str, days_ahead: i32) -> Vec<String> {
                  idem_partition_of('{day}'), idem_first_id_of('{day}'), idem_first_id_of(DATE '{day}' + 1)); END $$"
         ),
         format!("SELECT idem_attach_days({})", days_ahead + 7),
+        "SELECT idem_share_rights()".to_owned(),
     ]);
     statements
 }

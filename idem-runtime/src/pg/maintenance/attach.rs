@@ -24,8 +24,10 @@ pub(crate) async fn attach_ahead(pools: &Pools, days_ahead: i32) -> Result<bool,
             if !try_lock(tx, ATTACH_LOCK).await? {
                 return Ok(false);
             }
-            let attached: i32 =
-                sqlx::query_scalar("SELECT idem_attach_days($1)").bind(days_ahead).fetch_one(tx).await?;
+            let attach = sqlx::query_scalar("SELECT idem_attach_days($1)").bind(days_ahead);
+            let attached: i32 = attach.fetch_one(&mut *tx).await?;
+            // Also those that somebody else attached.
+            sqlx::query("SELECT idem_share_rights()").execute(tx).await?;
             if attached > 0 {
                 tracing::info!(attached, "attached day partitions to the dedup table");
             }

@@ -3,9 +3,9 @@
 //! Hundreds of partitions cost an insert nothing, but they grow for ever. The parent is locked for the
 //! moment that it takes, in which every insert waits: only when nobody holds it up, and seldom.
 
-use sqlx::{AssertSqlSafe, PgConnection};
+use sqlx::PgConnection;
 
-use super::table::{Kind, Part, Table};
+use super::table::{Kind, Table};
 use super::{BOUND, is_the_runner};
 use crate::decide::retention;
 use crate::decide::sql_error;
@@ -28,12 +28,11 @@ pub(crate) async fn merge(pools: &Pools, table: &Table) -> Result<u64, sqlx::Err
         .collect();
     let many = retention::days_to_merge(&days);
     let late = table.parts.iter().find(|part| part.kind == Kind::Late);
-    let (Some(late), 1..) = (late.filter(|late| late.heap_bytes <= LARGEST_LATE), many) else { return Ok(0) };
-    let going: Vec<Part> =
-        table.parts.iter().filter(|part| matches!(part.kind, Kind::Day(_))).take(many).cloned().collect();
-    let late = late.sql_name.clone();
-    let merged =
-        in_transaction(pools, BOUND, move |tx| Box::pin(async move { merge_in(tx, &late, &going).await })).await;
+    if many == 0 || late.is_none_or(|late| late.heap_bytes > LARGEST_LATE) {
+        return Ok(0);
+    }
+    let most = i32::try_from(many).unwrap_or(i32::MAX);
+    let merged = in_transaction(pools, BOUND, move |tx| Box::pin(async move { merge_in(tx, most).await })).await;
     match merged {
         Err(error) if sql_error::class(&error) == Class::Infrastructure && error.as_database_error().is_some() => {
             tracing::debug!(%error, "no quiet moment to merge empty days of the dedup table");
@@ -43,32 +42,14 @@ pub(crate) async fn merge(pools: &Pools, table: &Table) -> Result<u64, sqlx::Err
     }
 }
 
-async fn merge_in(tx: &mut PgConnection, late: &str, going: &[Part]) -> Result<u64, sqlx::Error> {
-    let Some(Kind::Day(last)) = going.last().map(|part| part.kind) else { return Ok(0) };
+async fn merge_in(tx: &mut PgConnection, most: i32) -> Result<u64, sqlx::Error> {
     if !is_the_runner(tx).await? {
         return Ok(0);
     }
     sqlx::query("SET LOCAL lock_timeout = '300ms'").execute(&mut *tx).await?;
-    sqlx::query("LOCK TABLE processed_event IN ACCESS EXCLUSIVE MODE").execute(&mut *tx).await?;
-    for part in going {
-        let is_used = format!("SELECT EXISTS (SELECT FROM {})", part.sql_name);
-        if sqlx::query_scalar(AssertSqlSafe(is_used)).fetch_one(&mut *tx).await? {
-            return Ok(0);
-        }
+    let merged: i32 = sqlx::query_scalar("SELECT idem_merge_days($1)").bind(most).fetch_one(tx).await?;
+    if merged > 0 {
+        tracing::info!(days = merged, "merged long-empty days of the dedup table");
     }
-    for part in going {
-        sqlx::query(AssertSqlSafe(format!("DROP TABLE {}", part.sql_name))).execute(&mut *tx).await?;
-    }
-    let bound: String = sqlx::query_scalar("SELECT idem_first_id_of(DATE '1970-01-01' + $1::integer)::text")
-        .bind(i32::try_from(last + 1).unwrap_or(i32::MAX))
-        .fetch_one(&mut *tx)
-        .await?;
-    sqlx::raw_sql(AssertSqlSafe(format!(
-        "ALTER TABLE processed_event DETACH PARTITION {late}; \
-         ALTER TABLE processed_event ATTACH PARTITION {late} FOR VALUES FROM (MINVALUE) TO ('{bound}')"
-    )))
-    .execute(&mut *tx)
-    .await?;
-    tracing::info!(days = going.len(), "merged long-empty days of the dedup table");
-    Ok(going.len() as u64)
+    Ok(u64::from(merged.unsigned_abs()))
 }

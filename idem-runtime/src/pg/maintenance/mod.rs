@@ -113,7 +113,11 @@ pub(crate) async fn keep_small(pools: Pools, rules: Rules, first: FirstPositions
                 RETRY_INTERVAL
             }
             Err(error) => {
-                tracing::error!(%error, "the dedup table grows: this program's database user has to own it");
+                tracing::error!(
+                    %error,
+                    "the dedup table grows: run `idem migrate --grant ROLE`, for this program's database role, with the \
+                     role that owns the tables"
+                );
                 INTERVAL
             }
         };
@@ -174,6 +178,15 @@ pub(crate) async fn sweep(pools: &Pools, rules: &Rules) -> Result<Swept, sqlx::E
     swept.merged = merge::merge(pools, &table).await?;
     tell(pools, &table).await?;
     Ok(swept)
+}
+
+/// Makes what deleting from an adopted table needs, and only its owner can make.
+pub(crate) async fn prepare_adopted(pools: &Pools) -> Result<(), sqlx::Error> {
+    let table = in_transaction(pools, BOUND, |tx| Box::pin(parts(tx))).await?;
+    if table.parts.iter().any(|part| part.kind == Kind::Flat) {
+        index::make_sure(pools).await?;
+    }
+    Ok(())
 }
 
 /// An adopted table is deleted from row by row, which at some point costs more than the inserts.
