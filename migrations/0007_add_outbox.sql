@@ -24,13 +24,18 @@ CREATE TABLE idem_outbox_2 PARTITION OF idem_outbox (PRIMARY KEY (seq)) FOR VALU
 CREATE TABLE idem_outbox_3 PARTITION OF idem_outbox (PRIMARY KEY (seq)) FOR VALUES IN (3);
 
 -- Truncates a partition, unless it has rows, or somebody is writing to it. A row that was numbered before
--- and comes later finds the partition where it was.
+-- and comes later finds the partition where it was. Whether it is empty must be seen after it is locked: under
+-- another isolation level the snapshot is older, and a row that was committed in between would go with it.
 CREATE FUNCTION idem_outbox_truncate(slot integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     slot_table text := 'idem_outbox_' || slot;
     is_empty   boolean;
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'idem_outbox_truncate needs the isolation level READ COMMITTED'
+            USING ERRCODE = 'invalid_transaction_state';
+    END IF;
     IF pg_relation_size(slot_table::regclass) = 0 THEN
         RETURN true;
     END IF;
@@ -85,12 +90,15 @@ BEGIN
 END
 $$;
 
--- The latest version of an aggregate that a group has applied (`stale = "skip"`).
+-- The latest version of an aggregate that a handler has applied (`stale = "skip"`). Topic and event type are what
+-- the handler takes: other events may number other things, or other changes of the same thing.
 CREATE TABLE aggregate_version (
     consumer_group text   NOT NULL,
+    topic          text   NOT NULL,
+    event_type     text   NOT NULL,
     aggregate      text   NOT NULL,
     -- NULL only inside of the transaction that makes the row.
     version        bigint,
-    PRIMARY KEY (consumer_group, aggregate)
+    PRIMARY KEY (consumer_group, topic, event_type, aggregate)
     -- Each row is updated often; room on its page spares the index.
 ) WITH (fillfactor = 70);

@@ -46,6 +46,10 @@ pub(crate) enum Obstacle {
     Parked(Arc<str>, Partition),
     /// A partition's position does not move although there is work.
     Stalled(Arc<str>, Partition),
+    /// Events wait in the outbox for too long.
+    Outbox,
+    /// This process can't relay the outbox.
+    Relay,
 }
 
 impl Health {

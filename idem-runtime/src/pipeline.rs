@@ -348,7 +348,7 @@ async fn transaction(
 
     // version guard
     if let Some(version) = event.version.as_ref().filter(|_| handler.spec.stale) {
-        match bounded(versions::advance(&mut tx, &group.name, version)).await {
+        match bounded(versions::advance(&mut tx, &handler.spec, version)).await {
             Ok(true) => {}
             Ok(false) => return (Outcome::Stale, rolled_back(tx).await),
             Err(error) => {

@@ -24,7 +24,7 @@ use crate::kafka::admin::{self, Need, TopicError};
 use crate::kafka::producer::Producer;
 use crate::kafka::queue::Memory;
 use crate::money;
-use crate::outbox::relay;
+use crate::outbox::{backlog, relay};
 use crate::pg::adopt::{self, AdoptError};
 use crate::pg::maintenance::{self, FirstPositions};
 use crate::pg::migrate;
@@ -378,7 +378,12 @@ impl Running {
         maintenance.spawn(rows::keep_aging(pools.service.clone(), self.config.dedup_window));
         // Ends after the handlers, which publish until they end.
         let (relay_stopper, relay_stop) = stop::channel();
-        let relay = self.config.relay.then(|| tokio::spawn(relay::keep(Arc::clone(&self.config), relay_stop)));
+        let relay = self.config.relay.then(|| {
+            let relay = relay::keep(Arc::clone(&self.config), self.health.clone(), relay_stop);
+            let failures = failures.clone();
+            tokio::spawn(async move { relay.await.or_else(|error| failures.send(error)) })
+        });
+        maintenance.spawn(backlog::keep_watching(pools.clone(), self.health.clone()));
         if groups.iter().any(|group| group.provider.is_some()) {
             maintenance.spawn(open_calls::keep_counting(pools.clone()));
         }

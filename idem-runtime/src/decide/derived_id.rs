@@ -12,6 +12,8 @@ pub(crate) struct Parent {
     pub id: EventId,
     /// The timestamp of its record on the origin topic, milliseconds since the Unix epoch.
     pub record_millis: Option<i64>,
+    /// When it was last replayed from the dead letter queue: that is in its record, too.
+    pub replayed_millis: Option<u64>,
 }
 
 /// What tells one published event from another.
@@ -29,7 +31,8 @@ pub(crate) struct Published<'a> {
 /// The id of a published event. `None`: there is no time to give it, so it can't be derived.
 ///
 /// Its time is the parent's, so that it is remembered as long as a redelivery of the parent can
-/// bring it again; but an old parent would make a child that looks forgotten as soon as it is born.
+/// bring it again; but a parent that was old when its record was written, or when it was replayed, would
+/// make a child that looks forgotten as soon as it is born.
 pub(crate) fn derive(parent: Parent, window_millis: u64, published: Published<'_>) -> Option<EventId> {
     let random = random(parent.id, published);
     let id = Builder::from_unix_timestamp_millis(time(parent, window_millis)?, &random).into_uuid();
@@ -39,11 +42,9 @@ pub(crate) fn derive(parent: Parent, window_millis: u64, published: Published<'_
 
 fn time(parent: Parent, window_millis: u64) -> Option<u64> {
     let record = parent.record_millis.and_then(|millis| u64::try_from(millis).ok());
-    match (parent.id.unix_millis(), record) {
-        (Some(id), Some(record)) if record.saturating_sub(id) > window_millis / 2 => Some(record),
-        (None, record) => record,
-        (id, _) => id,
-    }
+    let born = parent.id.unix_millis().or(record)?;
+    let late = parent.replayed_millis.or(record).filter(|late| late.saturating_sub(born) > window_millis / 2);
+    Some(late.unwrap_or(born))
 }
 
 fn random(parent: EventId, published: Published<'_>) -> [u8; 10] {
@@ -77,7 +78,8 @@ mod tests {
     };
 
     fn parent(record_millis: Option<i64>) -> Parent {
-        Parent { id: "0198c5f4-7a00-7000-8000-000000000001".parse().unwrap(), record_millis }
+        let id = "0198c5f4-7a00-7000-8000-000000000001".parse().unwrap();
+        Parent { id, record_millis, replayed_millis: None }
     }
 
     #[test]
@@ -102,10 +104,25 @@ mod tests {
         ] {
             assert_eq!(at(record), expected, "{record:?}");
         }
-        let natural = |record| derive(Parent { id: EventId::natural(b"1:1,"), record_millis: record }, WINDOW, PAID);
+        let natural = |record_millis| {
+            derive(Parent { id: EventId::natural(b"1:1,"), record_millis, replayed_millis: None }, WINDOW, PAID)
+        };
         assert_eq!(natural(Some(1_000)).unwrap().unix_millis(), Some(1_000));
         assert_eq!(natural(None), None);
         assert_eq!(natural(Some(-1)), None);
+    }
+
+    #[test]
+    fn a_dead_letter_that_is_replayed_late_makes_a_child_of_that_time() {
+        let born = 0x0198_c5f4_7a00_u64;
+        let at = |id, replayed| {
+            let parent = Parent { id, replayed_millis: Some(replayed), ..parent(Some(born as i64)) };
+            derive(parent, WINDOW, PAID).unwrap().unix_millis().unwrap()
+        };
+        for id in [parent(None).id, EventId::natural(b"1:1,")] {
+            assert_eq!(at(id, born + WINDOW / 2), born, "soon enough, and the id is the one of the first attempt");
+            assert_eq!(at(id, born + 2 * WINDOW), born + 2 * WINDOW);
+        }
     }
 
     fn text() -> impl Strategy<Value = String> {

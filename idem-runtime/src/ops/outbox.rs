@@ -9,7 +9,7 @@ use crate::pg::outbox::{self as rows, Release};
 /// What waits in the outbox.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outbox {
-    /// Rows that are to be sent.
+    /// Rows that are to be sent; at most 100,000 are counted.
     pub pending: i64,
     /// How long the oldest of them has waited, in seconds.
     pub oldest_seconds: f64,

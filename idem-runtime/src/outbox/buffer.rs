@@ -74,7 +74,8 @@ impl Outgoing for Buffer<'_> {
     fn id_for(&mut self, parent: Option<EventId>, what: What<'_>) -> Result<EventId, Unpublishable> {
         let Handled { id, group, handler, window_millis, delivered } = self.parent(parent)?;
         let What { topic, key, event_type } = what;
-        let parent = Parent { id, record_millis: delivered.origin.timestamp_millis };
+        let replayed_millis = delivered.origin.replay.map(|replay| replay.at_millis);
+        let parent = Parent { id, record_millis: delivered.origin.timestamp_millis, replayed_millis };
         let derive = |ordinal| {
             let published = Published { group, handler, topic, key, event_type, ordinal };
             derived_id::derive(parent, window_millis, published)

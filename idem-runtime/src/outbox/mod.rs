@@ -1,5 +1,6 @@
 #![doc = include_str!("../outbox.md")]
 
+pub(crate) mod backlog;
 mod buffer;
 mod check;
 mod error;

@@ -80,10 +80,19 @@ impl Sender {
         })
     }
 
-    /// Throws away what was queued and is not on its way, and does not wait for what is.
+    /// Throws away what was queued and is not on its way. What is can still be acknowledged.
+    pub(super) fn purge_queued(&self) {
+        self.throw_away(PurgeConfig::default().queue());
+    }
+
+    /// Throws away what was queued, and does not wait for what is on its way.
     pub(super) fn purge(&self) {
+        self.throw_away(PurgeConfig::default().queue().inflight());
+    }
+
+    fn throw_away(&self, what: PurgeConfig) {
         for producer in [Some(&self.together), self.alone.get()].into_iter().flatten() {
-            producer.purge(PurgeConfig::default().queue().inflight());
+            producer.purge(what);
         }
     }
 

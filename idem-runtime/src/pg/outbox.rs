@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
 
 use super::event_session;
-use crate::decide::relay::{Line, Seen};
+use crate::decide::relay::{Line, PassedOver, Seen};
 
 /// What the relay listens to.
 pub(crate) const CHANNEL: &str = "idem_outbox";
@@ -112,18 +112,50 @@ pub(crate) struct Taken {
     pub row: Row,
 }
 
-/// The lowest rows that are visible, in their order, at most so many.
-pub(crate) async fn seen(connection: &mut PgConnection, most: usize) -> Result<Vec<Seen>, sqlx::Error> {
-    let rows: Vec<(i64, String, String, i32, bool)> = sqlx::query_as(
-        // Mostly nothing is parked, and then it is not asked for each row.
-        "SELECT seq, topic, key, octet_length(payload), CASE WHEN (SELECT EXISTS (SELECT FROM idem_outbox_parked)) \
-             THEN EXISTS (SELECT FROM idem_outbox_parked AS parked WHERE parked.key = outbox.key AND parked.topic = outbox.topic) \
-             ELSE false END \
-           FROM idem_outbox AS outbox ORDER BY seq LIMIT $1",
-    )
-    .bind(i64::try_from(most).unwrap_or(i64::MAX))
-    .fetch_all(connection)
-    .await?;
+/// A visible row, before its payload is read. Mostly nothing is parked, and then it is not asked for each row.
+macro_rules! seen {
+    ($condition:literal) => {
+        concat!(
+            "SELECT seq, topic, key, octet_length(payload) + octet_length(key) + octet_length(headers::text), \
+                    CASE WHEN (SELECT EXISTS (SELECT FROM idem_outbox_parked)) \
+                      THEN EXISTS (SELECT FROM idem_outbox_parked AS parked \
+                                    WHERE parked.key = outbox.key AND parked.topic = outbox.topic) \
+                      ELSE false END \
+               FROM idem_outbox AS outbox ",
+            $condition,
+            " ORDER BY seq LIMIT $1"
+        )
+    };
+}
+
+/// The lowest rows that are visible and not passed over, in their order, at most so many.
+pub(crate) async fn seen(
+    connection: &mut PgConnection,
+    most: usize,
+    but: &PassedOver,
+) -> Result<Vec<Seen>, sqlx::Error> {
+    let most = i64::try_from(most).unwrap_or(i64::MAX);
+    let rows = if but.is_empty() {
+        sqlx::query_as(seen!("")).bind(most).fetch_all(connection).await?
+    } else {
+        // No topic has a space in its name. One text for a line, so that the server can look it up in a hash.
+        let topics: Vec<&str> = but.topics.iter().map(|topic| &**topic).collect();
+        let lines: Vec<String> = but.lines.iter().map(|line| format!("{} {}", line.topic, line.key)).collect();
+        let query = sqlx::query_as(seen!("WHERE topic <> ALL ($2) AND topic || ' ' || key <> ALL ($3)"));
+        // Planned anew, as it makes the hash only of values that it knows.
+        query.bind(most).bind(topics).bind(lines).persistent(false).fetch_all(connection).await?
+    };
+    Ok(sorted_out(rows))
+}
+
+/// The lowest rows of a topic.
+pub(crate) async fn seen_of(connection: &mut PgConnection, topic: &str, most: usize) -> Result<Vec<Seen>, sqlx::Error> {
+    let query = sqlx::query_as(seen!("WHERE topic = $2"));
+    let rows = query.bind(i64::try_from(most).unwrap_or(i64::MAX)).bind(topic).fetch_all(connection).await?;
+    Ok(sorted_out(rows))
+}
+
+fn sorted_out(rows: Vec<(i64, String, String, i32, bool)>) -> Vec<Seen> {
     let mut topics: Vec<Arc<str>> = Vec::new();
     let mut shared = |topic: String| match topics.iter().find(|known| ***known == *topic) {
         Some(known) => Arc::clone(known),
@@ -132,27 +164,24 @@ pub(crate) async fn seen(connection: &mut PgConnection, most: usize) -> Result<V
             Arc::clone(&topics[topics.len() - 1])
         }
     };
-    Ok(rows
-        .into_iter()
-        .map(|(seq, topic, key, bytes, held)| Seen {
-            seq,
-            line: Line { topic: shared(topic), key },
-            bytes: usize::try_from(bytes).unwrap_or(0),
-            held,
-        })
-        .collect())
+    let seen = |(seq, topic, key, bytes, held)| {
+        let (line, bytes) = (Line { topic: shared(topic), key }, usize::try_from(bytes).unwrap_or(0));
+        Seen { seq, line, bytes, held }
+    };
+    rows.into_iter().map(seen).collect()
 }
 
-/// Reads rows, sorted.
+/// Reads these rows, which are sorted, and no others: how much they are was counted.
 pub(crate) async fn read(connection: &mut PgConnection, seqs: &[i64]) -> Result<Vec<Taken>, sqlx::Error> {
     let (Some(first), Some(last)) = (seqs.first(), seqs.last()) else { return Ok(Vec::new()) };
     type Columns = (i64, Uuid, String, String, Vec<u8>, String, i64);
-    // They mostly follow each other, and one range is read faster than single rows out of four partitions.
-    let is_dense = last - first < 2 * i64::try_from(seqs.len()).unwrap_or(i64::MAX) + 64;
-    let query = if is_dense {
+    // They mostly follow each other, and one range is read faster than single rows out of four partitions. What comes
+    // into a gap meanwhile is not asked for.
+    let is_a_range = usize::try_from(last - first).is_ok_and(|between| between + 1 == seqs.len());
+    let query = if is_a_range {
         sqlx::query_as(
             "SELECT seq, event_id, topic, key, payload, headers::text, occurred_at_millis FROM idem_outbox \
-              WHERE seq BETWEEN $1 AND $2 ORDER BY seq",
+              WHERE seq BETWEEN $1 AND $2",
         )
         .bind(first)
         .bind(last)
@@ -164,15 +193,12 @@ pub(crate) async fn read(connection: &mut PgConnection, seqs: &[i64]) -> Result<
         .bind(seqs)
     };
     let rows: Vec<Columns> = query.fetch_all(connection).await?;
-    Ok(rows
-        .into_iter()
-        .filter(|columns| seqs.binary_search(&columns.0).is_ok())
-        .map(|(seq, event_id, topic, key, payload, headers, occurred_at_millis)| {
-            // The library wrote them.
-            let headers = serde_json::from_str(&headers).unwrap_or_default();
-            Taken { seq, row: Row { event_id, topic, key, payload, headers, occurred_at_millis } }
-        })
-        .collect())
+    let taken = |(seq, event_id, topic, key, payload, headers, occurred_at_millis): Columns| {
+        // The library wrote them.
+        let headers = serde_json::from_str(&headers).unwrap_or_default();
+        Taken { seq, row: Row { event_id, topic, key, payload, headers, occurred_at_millis } }
+    };
+    Ok(rows.into_iter().map(taken).collect())
 }
 
 /// Partitions of the outbox, and which one a row is in: as the migration says.
@@ -257,18 +283,25 @@ pub(crate) async fn wanted_awake(connection: &mut PgConnection, seconds: u32) ->
 /// How much waits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Backlog {
+    /// Not more than [`MOST_COUNTED`], as `parked`.
     pub pending: i64,
     pub parked: i64,
     /// Of the oldest that is pending, in seconds.
     pub oldest_seconds: f64,
 }
 
+/// More rows are not counted: that would take as long as there are many.
+pub(crate) const MOST_COUNTED: i64 = 100_000;
+
 /// Counts what waits.
 pub(crate) async fn backlog(connection: &mut PgConnection) -> Result<Backlog, sqlx::Error> {
     let (pending, parked, oldest_seconds) = sqlx::query_as(
-        "SELECT (SELECT count(*) FROM idem_outbox), (SELECT count(*) FROM idem_outbox_parked), \
-                coalesce(extract(epoch FROM clock_timestamp() - (SELECT created_at FROM idem_outbox ORDER BY seq LIMIT 1)), 0)::float8",
+        "SELECT (SELECT count(*) FROM (SELECT FROM idem_outbox LIMIT $1) AS counted), \
+                (SELECT count(*) FROM (SELECT FROM idem_outbox_parked LIMIT $1) AS counted), \
+                coalesce(extract(epoch FROM clock_timestamp() - \
+                    (SELECT created_at FROM idem_outbox WHERE seq = (SELECT min(seq) FROM idem_outbox))), 0)::float8",
     )
+    .bind(MOST_COUNTED)
     .fetch_one(connection)
     .await?;
     Ok(Backlog { pending, parked, oldest_seconds })

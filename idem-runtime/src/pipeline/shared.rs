@@ -228,7 +228,7 @@ async fn transaction(
 
     // version guard
     if handler.spec.stale
-        && let Err(error) = bounded(find_stale(group, events, &mut fates, &mut tx)).await
+        && let Err(error) = bounded(find_stale(handler, events, &mut fates, &mut tx)).await
     {
         let connection = after_error(tx, &error).await;
         return (after(None, HandlerError::from(error)), connection);
@@ -309,13 +309,13 @@ enum Called {
 
 /// Marks events whose aggregates have a later version, and notes the versions of the others.
 async fn find_stale(
-    group: &GroupContext,
+    handler: &Handler,
     events: &[Event],
     fates: &mut [Fate],
     tx: &mut Tx<'_>,
 ) -> Result<(), sqlx::Error> {
     let fresh = events.iter().zip(&*fates).map(|(event, fate)| event.version.as_ref().filter(|_| *fate == Fate::Done));
-    let stale = versions::advance_many(tx, &group.name, &fresh.collect::<Vec<_>>()).await?;
+    let stale = versions::advance_many(tx, &handler.spec, &fresh.collect::<Vec<_>>()).await?;
     for (fate, _) in fates.iter_mut().zip(stale).filter(|(_, stale)| *stale) {
         *fate = Fate::Stale;
     }

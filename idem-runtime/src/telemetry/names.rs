@@ -40,7 +40,7 @@ pub(crate) fn describe() {
         Unit::Seconds,
         "Age below which the group may have forgotten an event."
     );
-    describe_gauge!("idem_outbox_pending", "Events of the outbox that are not sent, where it is relayed from.");
+    describe_gauge!("idem_outbox_pending", "Events of the outbox that are not sent, counted up to 100,000.");
     describe_gauge!(
         "idem_outbox_oldest_seconds",
         Unit::Seconds,

@@ -36,7 +36,12 @@ impl Relay {
 
     pub async fn stop(mut self) {
         drop(self.stop.take());
-        tokio::time::timeout(LIMIT, &mut self.task).await.expect("it ends").unwrap().unwrap();
+        self.ended().await.unwrap();
+    }
+
+    /// Waits until it ends by itself.
+    pub async fn ended(&mut self) -> Result<(), idem_runtime::RunError> {
+        tokio::time::timeout(LIMIT, &mut self.task).await.expect("it ends").unwrap()
     }
 }
 

@@ -8,6 +8,7 @@ mod partitions;
 mod publish;
 mod relay;
 mod restore;
+mod trouble;
 mod versions;
 
 use std::time::Duration;

@@ -120,3 +120,71 @@ async fn in_whatever_order_versions_come_the_last_applied_is_the_highest() {
     }
     run.stop().await.unwrap();
 }
+
+#[derive(Debug, serde::Deserialize, Event)]
+struct OrderChanged {
+    event_id: EventId,
+    #[event(aggregate)]
+    order: i64,
+    #[event(version)]
+    version: i64,
+    fails: Option<u32>,
+}
+
+async fn note(tx: &mut Tx<'_>, what: &str, event: &OrderChanged, delivery: &Delivery) -> HandlerResult {
+    if delivery.attempt < event.fails.unwrap_or(0) {
+        return Err(HandlerError::transient("not yet"));
+    }
+    let note = sqlx::query("INSERT INTO note VALUES ($1, $2, $3)").bind(what).bind(event.order).bind(event.version);
+    note.execute(&mut **tx).await?;
+    Ok(())
+}
+
+#[idempotent_handler(topic = "orders", group = "desk", event_type = "created", stale = "skip", retry = ["300ms"])]
+async fn created(tx: &mut Tx<'_>, event: OrderChanged, delivery: Delivery) -> HandlerResult {
+    note(tx, "created", &event, &delivery).await
+}
+
+#[idempotent_handler(topic = "orders", group = "desk", event_type = "paid", stale = "skip", retry = ["300ms"])]
+async fn paid(tx: &mut Tx<'_>, event: OrderChanged, delivery: Delivery) -> HandlerResult {
+    note(tx, "paid", &event, &delivery).await
+}
+
+#[idempotent_handler(topic = "returns", group = "desk", stale = "skip", batch = 10, retry = ["300ms"])]
+async fn returned(tx: &mut Tx<'_>, events: Vec<OrderChanged>, delivery: Delivery) -> HandlerResult {
+    for event in &events {
+        note(tx, "returned", event, &delivery).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_handler_has_applied_makes_no_event_of_another_one_stale() {
+    let env = TestEnv::new().await;
+    let table = "CREATE TABLE note (what text, order_id bigint, version bigint)";
+    sqlx::raw_sql(table).execute(&env.pool).await.unwrap();
+    env.kafka.create_topic("orders", 1).await;
+    env.kafka.create_topic("returns", 1).await;
+    let tell = async |topic: &str, what: &str, version: i64, fails: u32| {
+        let event =
+            json!({"event_id": EventId::now(), "event_type": what, "order": 1, "version": version, "fails": fails});
+        env.kafka.produce(Record::to(topic).key("1").value(event.to_string().as_bytes())).await;
+    };
+    // Created waits for its retry while paid is applied, and the first return has the number of another table.
+    tell("orders", "created", 1, 1).await;
+    tell("orders", "paid", 2, 0).await;
+    tell("orders", "paid", 1, 0).await;
+    tell("returns", "returned", 1, 0).await;
+    let run = Run::start(&env, &["desk"]);
+    let noted = async || -> Vec<(String, i64)> {
+        sqlx::query_as("SELECT what, version FROM note ORDER BY what, version").fetch_all(&env.pool).await.unwrap()
+    };
+    eventually(LIMIT, "three events", async || noted().await.len() == 3).await;
+    eventually(LIMIT, "all to be settled", async || {
+        env.kafka.committed("desk", "orders").await.values().any(|committed| committed.offset == 3)
+    })
+    .await;
+    let of = |what: &str, version| (what.to_owned(), version);
+    assert_eq!(noted().await, [of("created", 1), of("paid", 2), of("returned", 1)], "and the older one is skipped");
+    run.stop().await.unwrap();
+}

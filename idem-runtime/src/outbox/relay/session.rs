@@ -10,16 +10,43 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::config::Config;
-use crate::decide::relay::Seen;
-use crate::pg::outbox::{self, Backlog, Taken};
+use crate::decide::relay::{PassedOver, Seen};
+use crate::pg::outbox::{self, Taken};
 use crate::pg::session::{bounded, refuse_standby};
 
-/// The number of the advisory lock, arbitrary but fixed.
-const LOCK: i64 = 0x1de3_0b0c;
+/// The number of the advisory lock: an arbitrary one, with that of the schema's own table behind it. A database has
+/// one space of such numbers, and a schema for each of several services.
+const LOCK: &str = "SELECT pg_try_advisory_lock((7651::bigint << 32) | 'idem_relay'::regclass::oid::bigint)";
+
+/// With its seconds. It tells a session of its own from one behind a pooler, which was begun without it.
+const LOCK_TIMEOUT: (&str, i64) = ("5s", 5);
+const ASK_SESSION: &str =
+    "SELECT pg_backend_pid(), extract(epoch FROM current_setting('lock_timeout')::interval)::bigint";
+/// `unsupported startup parameter`: the answer of a pooler that does not pass on what a session wants.
+const PROTOCOL_VIOLATION: &str = "08P01";
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OpenError {
+    #[error("{0}")]
+    Pooler(String),
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
+}
+
+fn through_a_pooler(what: &str) -> OpenError {
+    OpenError::Pooler(format!(
+        "the outbox's relay has no database session of its own: {what}. IDEM_DATABASE_DIRECT_URL, or without it \
+         IDEM_DATABASE_URL, must lead to PostgreSQL itself, not to a pooler such as PgBouncer: two relays could hold \
+         the lock at once"
+    ))
+}
 
 /// A session that is never shared and goes through no pooler: the lock is its own, and lost with it.
 pub(super) struct Session {
     connection: PgConnection,
+    /// The server's process.
+    process: i32,
     id: Uuid,
     /// How long after an answer a record may be queued.
     lease: Duration,
@@ -35,8 +62,9 @@ fn options(config: &Config) -> PgConnectOptions {
         .clone()
         .application_name(&format!("{} relay", config.client_id))
         .options([
+            ("default_transaction_isolation", "read committed"),
             ("statement_timeout", "60s"),
-            ("lock_timeout", "5s"),
+            ("lock_timeout", LOCK_TIMEOUT.0),
             // A session whose client vanished must not keep the lock for hours.
             ("client_connection_check_interval", "1s"),
             ("tcp_keepalives_idle", "5"),
@@ -62,12 +90,32 @@ async fn answered<T>(
     Ok(answer)
 }
 
+async fn connect(config: &Config) -> Result<(PgConnection, i32), OpenError> {
+    let mut connection = match bounded(PgConnection::connect_with(&options(config))).await {
+        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(PROTOCOL_VIOLATION) => {
+            return Err(through_a_pooler("what it wants of it is refused"));
+        }
+        connected => connected?,
+    };
+    bounded(refuse_standby(&mut connection)).await?;
+    let (process, lock_timeout): (i32, i64) = bounded(sqlx::query_as(ASK_SESSION).fetch_one(&mut connection)).await?;
+    if lock_timeout != LOCK_TIMEOUT.1 {
+        return Err(through_a_pooler("it is not as it was begun"));
+    }
+    Ok((connection, process))
+}
+
 impl Session {
-    pub(super) async fn open(config: &Config, lease: Duration) -> Result<Self, sqlx::Error> {
-        let mut connection = bounded(PgConnection::connect_with(&options(config))).await?;
-        bounded(refuse_standby(&mut connection)).await?;
+    pub(super) async fn open(config: &Config, lease: Duration) -> Result<Self, OpenError> {
+        let (connection, process) = connect(config).await?;
         let (id, timeout) = (Uuid::now_v7(), config.relay_timeout);
-        Ok(Self { connection, id, lease, timeout, confirmed: Instant::now() })
+        Ok(Self { connection, process, id, lease, timeout, confirmed: Instant::now() })
+    }
+
+    /// Replaces a connection that failed, for the last words. The lock is lost.
+    pub(super) async fn reopen(&mut self, config: &Config) -> Result<(), OpenError> {
+        (self.connection, self.process) = connect(config).await?;
+        Ok(())
     }
 
     pub(super) fn lease(&self) -> Duration {
@@ -76,8 +124,13 @@ impl Session {
 
     /// Whether this session is the one.
     pub(super) async fn try_lock(&mut self) -> Result<bool, sqlx::Error> {
-        let lock = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)").bind(LOCK);
-        answered(&mut self.confirmed, lock.fetch_one(&mut self.connection)).await
+        answered(&mut self.confirmed, sqlx::query_scalar(LOCK).fetch_one(&mut self.connection)).await
+    }
+
+    /// Whether somebody says that he relays.
+    pub(super) async fn is_relayed(&mut self) -> Result<bool, sqlx::Error> {
+        let holder = sqlx::query_scalar("SELECT EXISTS (SELECT FROM idem_relay WHERE holder IS NOT NULL)");
+        answered(&mut self.confirmed, holder.fetch_one(&mut self.connection)).await
     }
 
     /// How long a former relay may still send.
@@ -110,9 +163,18 @@ impl Session {
         let _ = bounded(self.connection.close()).await;
     }
 
-    /// Makes sure that the lock is held.
+    /// Makes sure that the lock is held: it is the session's.
     pub(super) async fn confirm(&mut self) -> Result<(), sqlx::Error> {
-        answered(&mut self.confirmed, self.connection.ping()).await
+        let mut before = self.confirmed;
+        let process = sqlx::query_scalar("SELECT pg_backend_pid()");
+        let process: i32 = answered(&mut before, process.fetch_one(&mut self.connection)).await?;
+        if process != self.process {
+            return Err(sqlx::Error::Protocol(
+                "the connection leads to another session: a pooler is in the way".to_owned(),
+            ));
+        }
+        self.confirmed = before;
+        Ok(())
     }
 
     /// Makes sure that a record may be queued now.
@@ -123,8 +185,12 @@ impl Session {
         Ok(())
     }
 
-    pub(super) async fn seen(&mut self, most: usize) -> Result<Vec<Seen>, sqlx::Error> {
-        answered(&mut self.confirmed, outbox::seen(&mut self.connection, most)).await
+    pub(super) async fn seen(&mut self, most: usize, but: &PassedOver) -> Result<Vec<Seen>, sqlx::Error> {
+        answered(&mut self.confirmed, outbox::seen(&mut self.connection, most, but)).await
+    }
+
+    pub(super) async fn seen_of(&mut self, topic: &str, most: usize) -> Result<Vec<Seen>, sqlx::Error> {
+        answered(&mut self.confirmed, outbox::seen_of(&mut self.connection, topic, most)).await
     }
 
     pub(super) async fn read(&mut self, seqs: &[i64]) -> Result<Vec<Taken>, sqlx::Error> {
@@ -145,10 +211,6 @@ impl Session {
 
     pub(super) async fn wanted_awake(&mut self, seconds: u32) -> Result<(), sqlx::Error> {
         answered(&mut self.confirmed, outbox::wanted_awake(&mut self.connection, seconds)).await
-    }
-
-    pub(super) async fn backlog(&mut self) -> Result<Backlog, sqlx::Error> {
-        answered(&mut self.confirmed, outbox::backlog(&mut self.connection)).await
     }
 
     pub(super) async fn truncate(&mut self, slot: i64) -> Result<bool, sqlx::Error> {

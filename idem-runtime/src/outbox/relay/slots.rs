@@ -12,15 +12,15 @@ const EVERY: Duration = Duration::from_millis(500);
 pub(super) struct Slots {
     /// Had rows since they were last truncated.
     used: [bool; SLOTS as usize],
-    /// Where new rows go.
-    current: Option<i64>,
+    /// The highest number that was seen: new rows go where it is.
+    highest: Option<i64>,
     looked_at: Instant,
 }
 
 impl Default for Slots {
     /// A former relay may have left dead rows everywhere.
     fn default() -> Self {
-        Self { used: [true; SLOTS as usize], current: None, looked_at: Instant::now() }
+        Self { used: [true; SLOTS as usize], highest: None, looked_at: Instant::now() }
     }
 }
 
@@ -31,7 +31,7 @@ impl Slots {
         for row in seen {
             self.used[slot(row.seq) as usize] = true;
         }
-        self.current = Some(slot(last.seq));
+        self.highest = self.highest.max(Some(last.seq));
     }
 
     /// Truncates those that the numbers have left, where every row is gone.
@@ -40,8 +40,9 @@ impl Slots {
             return Ok(());
         }
         self.looked_at = Instant::now();
+        let current = self.highest.map(slot);
         for number in 0..SLOTS {
-            if self.used[number as usize] && self.current != Some(number) {
+            if self.used[number as usize] && current != Some(number) {
                 self.used[number as usize] = !session.truncate(number).await?;
             }
         }
