@@ -4,10 +4,14 @@
 /// A moment at which a process may die.
 ///
 /// ```no_run
-/// # use idem_runtime::testing::{CrashPoint, Harness, TestingError};
-/// # async fn example(bench: &Harness, event: &serde_json::Value) -> Result<(), TestingError> {
-/// bench.handler("on_order_confirmed").crash(CrashPoint::AfterCommit, event).await?;
-/// # Ok(())
+/// # #[cfg(feature = "testing")]
+/// # mod example {
+/// use idem_runtime::testing::{CrashPoint, Harness, TestingError};
+///
+/// async fn example(bench: &Harness, event: &serde_json::Value) -> Result<(), TestingError> {
+///     bench.handler("on_order_confirmed").crash(CrashPoint::AfterCommit, event).await?;
+///     Ok(())
+/// }
 /// # }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
