@@ -27,8 +27,10 @@ const LIMITS: Limits = Limits { rows: 8_192, bytes: 32 * 1024 * 1024, rows_of_a_
 const DEPTH: usize = LIMITS.rows;
 /// While something was published lately, it looks by itself, so that no publisher has to wake it.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// A look that found little may have stepped over much: most of the time is for what is under way.
+/// A look that found little may have stepped over much: the next one waits so many times as long as it took, or if it
+/// found nothing.
 const LOOK_LESS: u32 = 2;
+const LOOK_MUCH_LESS: u32 = 10;
 /// It falls asleep late: each time is an update of a row that everybody who publishes reads.
 const AWAKE_FOR: Duration = Duration::from_secs(5);
 /// Until then it looks less and less often: after this part of the time in which nothing was found.
@@ -58,8 +60,10 @@ pub(super) struct Active {
     /// How many of these wait for an acknowledgement.
     in_flight: usize,
     acknowledged: Vec<i64>,
-    /// The next look is to show what is behind long lines.
-    behind_long_lines: bool,
+    /// There was more than the last look has shown.
+    there_is_more: bool,
+    /// When a look may step over long lines again.
+    step_over_at: Instant,
     started: Instant,
     /// When there was last something new.
     found_at: Instant,
@@ -81,7 +85,8 @@ impl Active {
             under_way: FuturesUnordered::new(),
             in_flight: 0,
             acknowledged: Vec::new(),
-            behind_long_lines: false,
+            there_is_more: false,
+            step_over_at: now,
             started: now,
             found_at: now,
             asleep: None,
@@ -123,9 +128,8 @@ impl Active {
     /// Takes what is visible and may be taken, and says when to look again.
     async fn look(&mut self) -> Result<Duration, Ended> {
         let start = Instant::now();
-        let passed_over = self.queue.passed_over(self.behind_long_lines);
-        let seen = self.session.seen(DEPTH, &passed_over).await?;
-        let there_is_more = seen.len() == DEPTH;
+        let steps_over = self.there_is_more && start >= self.step_over_at;
+        let seen = self.session.seen(DEPTH, &self.queue.passed_over(steps_over)).await?;
         self.slots.saw(&seen);
         let plan = self.queue.plan(&seen);
         let mut found = plan.take.len() + plan.aside.len();
@@ -145,14 +149,18 @@ impl Active {
                 self.session.wanted_awake(0).await?;
             }
         }
+        let took = start.elapsed();
+        if steps_over {
+            self.step_over_at = Instant::now() + took * LOOK_MUCH_LESS;
+        }
         let is_much = self.queue.is_much(found);
-        // Every other one, as lines want more rows, too.
-        self.behind_long_lines = there_is_more && !is_much && !self.behind_long_lines;
+        self.there_is_more = !is_much && seen.len() == DEPTH;
         if is_much {
             return Ok(Duration::ZERO);
         }
-        let pause = if there_is_more { LOOK_AGAIN } else { self.pause().await? };
-        Ok(if pause.is_zero() { pause } else { pause.max(start.elapsed() * LOOK_LESS) })
+        let pause = if self.there_is_more { LOOK_AGAIN } else { self.pause().await? };
+        let less = if found == 0 { LOOK_MUCH_LESS } else { LOOK_LESS };
+        Ok(if pause.is_zero() { pause } else { pause.max(took * less) })
     }
 
     /// Reads what was taken, and sends what is first in its line.
