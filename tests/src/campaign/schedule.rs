@@ -43,7 +43,7 @@ pub enum ServerFault {
     BackendsTerminated,
     /// The database comes back from an earlier base backup; Kafka is current.
     PostgresRestored,
-    /// A replica that lags takes over.
+    /// A replica that lags takes over: after the primary has ended, or without a gap.
     PostgresFailedOver,
     /// Connections are cut before COMMIT reaches the server.
     CutBeforeCommit,
@@ -59,6 +59,11 @@ pub enum ServerFault {
     ProviderDown,
     /// The provider answers 401 to everything.
     ProviderRefuses,
+    /// The provider loses answers, and then answers 401 for longer than it remembers keys.
+    KeysRunOut,
+    /// The provider answers 401 for longer than it remembers keys; meanwhile the database comes back from an
+    /// earlier base backup.
+    KeysRunOutOverRestore,
     ProducerClockAhead,
     ProducerClockFarAhead,
     ProducerClockBehind,
@@ -83,6 +88,7 @@ impl ServerFault {
                 | BackendsTerminated
                 | PostgresRestored
                 | PostgresFailedOver
+                | KeysRunOutOverRestore
         )
     }
 }
@@ -118,6 +124,8 @@ pub const SERVER_DECK: &[(ServerFault, usize)] = &[
     (ServerFault::AnswersLost, 1),
     (ServerFault::ProviderDown, 1),
     (ServerFault::ProviderRefuses, 1),
+    (ServerFault::KeysRunOut, 1),
+    (ServerFault::KeysRunOutOverRestore, 1),
     (ServerFault::ProducerClockAhead, 1),
     (ServerFault::ProducerClockFarAhead, 1),
     (ServerFault::ProducerClockBehind, 1),
@@ -183,6 +191,6 @@ mod tests {
     fn no_server_fault_is_missing_from_the_deck() {
         let dealt: HashSet<ServerFault> = SERVER_DECK.iter().map(|&(fault, _)| fault).collect();
         assert_eq!(dealt.len(), SERVER_DECK.len());
-        assert_eq!(dealt.iter().filter(|fault| fault.is_of_broker_or_database()).count(), 10);
+        assert_eq!(dealt.iter().filter(|fault| fault.is_of_broker_or_database()).count(), 11);
     }
 }
