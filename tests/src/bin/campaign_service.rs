@@ -6,7 +6,7 @@
 use idem_runtime::ops::{Ops, Timestamp, partitions};
 use idem_runtime::prelude::*;
 use sqlx::types::Uuid;
-use tests::campaign::load::{GROUPS, Plan};
+use tests::campaign::load::{GROUPS, Plan, publishes};
 
 #[derive(Debug, serde::Deserialize, Event)]
 struct Happened {
@@ -59,21 +59,23 @@ async fn order_books(tx: &mut Tx<'_>, order: Happened, delivery: Delivery) -> Ha
 
 #[idempotent_handler(topic = "campaign.orders", group = "billing", concurrency = 8)]
 async fn orders(tx: &mut Tx<'_>, order: Happened, delivery: Delivery) -> HandlerResult {
-    // The aggregate is locked first: so the order of what is published is that of the numbers.
-    let (number, epoch) = sqlx::query_as::<_, (i64, i32)>(
-        "UPDATE purchase SET invoices = invoices + 1 WHERE key = $1 RETURNING invoices, (SELECT number FROM epoch)",
-    )
-    .bind(order.key.cast_signed())
-    .fetch_one(&mut **tx)
-    .await?;
-    tx.publish("campaign.invoices", order.key, |event_id| Invoice {
-        event_id,
-        cause: order.event_id,
-        key: order.key,
-        number,
-        epoch,
-    })
-    .await?;
+    if publishes(order.key) {
+        // The aggregate is locked first: so the order of what is published is that of the numbers.
+        let (number, epoch) = sqlx::query_as::<_, (i64, i32)>(
+            "UPDATE purchase SET invoices = invoices + 1 WHERE key = $1 RETURNING invoices, (SELECT number FROM epoch)",
+        )
+        .bind(order.key.cast_signed())
+        .fetch_one(&mut **tx)
+        .await?;
+        tx.publish("campaign.invoices", order.key, |event_id| Invoice {
+            event_id,
+            cause: order.event_id,
+            key: order.key,
+            number,
+            epoch,
+        })
+        .await?;
+    }
     write(tx, Row::of("orders", &order)).await?;
     go_as_planned(tx, order.plan, &delivery).await
 }

@@ -101,7 +101,7 @@ async fn main() -> ExitCode {
 fn settings(service: &std::path::Path, seed: u64) -> Settings {
     Settings {
         length: Duration::from_secs(35),
-        settling: Duration::from_secs(20),
+        settling: Duration::from_secs(45),
         seed,
         per_second: 200,
         brokers: 1,

@@ -216,6 +216,7 @@ fn variables(settings: &Settings, kafka: &Cluster, database: &Database, provider
         text("IDEM_MONEY_KEY_TTL", &format!("{}ms", key_ttl(settings.memory).as_millis())),
         text("IDEM_RETRY", &RETRIES.join(",")),
         text("IDEM_SHUTDOWN_GRACE", "5s"),
+        text("IDEM_RELAY_TIMEOUT", "4s"),
         // What is older may be forgotten, and what is ahead by more is refused: see the producer's clock.
         text("IDEM_DEDUP_WINDOW", "1m"),
         text("IDEM_DEDUP_CLOCK_SKEW", "10s"),
@@ -241,7 +242,7 @@ async fn until_all_work(watch: &Watch, members: &mut Members) {
     while watch.known() < all {
         members.restart_what_ended();
         let known = watch.known();
-        assert!(start.elapsed() < Duration::from_secs(60), "only {known} of {all} partitions are worked on");
+        assert!(start.elapsed() < Duration::from_secs(90), "only {known} of {all} partitions are worked on");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }

@@ -92,7 +92,7 @@ pub const ALL: [Planted; 12] = [
         edits: &[Edit {
             file: "pg/commit.rs",
             from: r#"format!("{check}{notes}{last}COMMIT")"#,
-            to: r#"if planted!() { "COMMIT".to_owned() } else { format!("{check}{notes}{last}COMMIT") }"#,
+            to: r#"if planted!() { format!("{notes}{last}COMMIT") } else { format!("{check}{notes}{last}COMMIT") }"#,
         }],
         server_faults: &[(ServerFault::ConnectionsCut, 1)],
     },

@@ -101,9 +101,13 @@ impl Watch {
             if let Some(mut session) = database.session().await
                 && let Ok(effects) = effects(&mut session).await
             {
+                let outbox = first_in_outbox(&mut session).await;
                 let mut seen = self.seen();
                 for (who, effect) in effects {
                     seen.effect(who, effect);
+                }
+                if let Ok(first) = outbox {
+                    seen.outbox(first);
                 }
                 seen.judge(Instant::now(), &timeline);
             }
@@ -152,6 +156,14 @@ impl Seen {
         standing.lag = Some(lag);
     }
 
+    /// The relay is one more reader: of the outbox.
+    fn outbox(&mut self, first: Option<i64>) {
+        let who = ("relay", "idem_outbox".to_owned(), 0);
+        let last = self.all.get(&who).and_then(|standing| standing.lag).map_or(0, |lag| lag.next);
+        let lag = first.map_or(Lag { next: last, end: last }, |first| Lag { next: first, end: first + 1 });
+        self.lag(who, lag);
+    }
+
     fn standing(&mut self, who: Reads, now: Duration) -> &mut Standing {
         self.all.entry(who).or_insert_with(|| Standing { since: now, ..Standing::default() })
     }
@@ -198,6 +210,11 @@ async fn effects(session: &mut PgConnection) -> Result<Vec<(Reads, i64)>, sqlx::
         Some(((group, subject.topic().to_owned(), part), position))
     };
     Ok(found.into_iter().filter_map(who).collect())
+}
+
+/// The lowest number in the outbox.
+async fn first_in_outbox(session: &mut PgConnection) -> Result<Option<i64>, sqlx::Error> {
+    sqlx::query_scalar("SELECT min(seq) FROM idem_outbox").fetch_one(session).await
 }
 
 #[cfg(test)]

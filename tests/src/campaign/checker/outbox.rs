@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use uuid::Uuid;
 
 use super::{Evidence, Finding, Known, Place, Published, Wrong};
-use crate::campaign::load::Subject;
+use crate::campaign::load::{self, Subject};
 
 /// The handler that publishes.
 const PUBLISHER: &str = "orders";
@@ -19,7 +19,9 @@ pub(super) fn what_is_published_arrives_once(known: &Known<'_>, findings: &mut V
         *first = published.place.min(*first);
     }
     let publishes = |cause: Uuid| known.effects.contains_key(&(PUBLISHER, cause));
-    let publishers = known.effects.keys().filter(|(handler, _)| *handler == PUBLISHER).map(|(_, cause)| *cause);
+    let is_publisher = |cause| known.events.get(&cause).is_some_and(|event| load::publishes(event.key));
+    let orders = known.effects.keys().filter(|(handler, _)| *handler == PUBLISHER).map(|(_, cause)| *cause);
+    let publishers = orders.filter(|cause| is_publisher(*cause));
     for cause in publishers {
         let mut wrong = |wrong, what: String| findings.push(Finding { wrong, event: Some(cause), what });
         let events = of_cause.get(&cause);

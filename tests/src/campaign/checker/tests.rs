@@ -16,7 +16,7 @@ impl World {
         let place = Place { subject, partition: 0, offset: i64::try_from(self.0.found.len()).unwrap() };
         self.0.sent.push(Sent {
             subject,
-            key: 1,
+            key: 0,
             event: Some((id, plan)),
             is_far_ahead: false,
             is_behind: false,
