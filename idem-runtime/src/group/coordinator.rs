@@ -319,6 +319,9 @@ impl Coordinator {
         let unsure = self.owned.values().any(|owned| owned.attempted.is_some());
         if unsure || self.idle_ticks >= IDLE_TICKS {
             self.idle_ticks = 0;
+            // A commit may have been lost in a rebalance, and nobody says so; a partition that rests would not
+            // commit again.
+            self.owned.values_mut().for_each(|owned| owned.committed = None);
             self.compare().await;
         }
         let moved = self.owned.values().any(|owned| owned.lane.position().0 != owned.written);

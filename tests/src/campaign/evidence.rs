@@ -34,16 +34,21 @@ pub async fn settled(kafka: &Client, database: &Address, timeline: &Timeline, li
     loop {
         let client = kafka.clone();
         let behind = tokio::task::spawn_blocking(move || {
-            let lags = Lags::new(&client)?.look()?;
-            Ok::<_, KafkaError>(lags.values().map(|lag| lag.end - lag.next).sum::<i64>())
+            let lags = Lags::new(&client)?.look()?.into_iter();
+            let open =
+                lags.filter(|(_, lag)| lag.next != lag.end).map(|((group, topic, partition), Lag { next, end })| {
+                    format!("{topic}/{partition} by {group} from {next} to {end}")
+                });
+            Ok::<_, KafkaError>(open.collect::<Vec<String>>())
         });
         let behind = behind.await.expect("no panic");
         let parked = parked(database).await;
-        if (&behind, parked) == (&Ok(0), Some((0, 0))) {
+        if (&behind, parked) == (&Ok(Vec::new()), Some((0, 0))) {
             return Some(start.elapsed());
         }
         if said.elapsed() > Duration::from_secs(10) {
-            timeline.note(format!("to be read: {behind:?}, parked and to be sent: {parked:?}"));
+            let behind = behind.map_or_else(|error| error.to_string(), |open| open.join(", "));
+            timeline.note(format!("to be read: {behind}; parked and to be sent: {parked:?}"));
             said = Instant::now();
         }
         if start.elapsed() > limit {

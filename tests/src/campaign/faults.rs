@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use idem_runtime::testing::{Provider, ProviderFault, Signal};
 
 use super::cluster::Cluster;
-use super::database::{Backup, Database};
+use super::database::{Backup, Database, Replica};
 use super::load::{Clock, GROUPS};
 use super::producer::{Lull, Strings};
 use super::schedule::{ServerFault, Step};
@@ -107,19 +107,14 @@ impl Servers {
                 self.restore(backup).await;
             }
             ServerFault::PostgresFailedOver => {
-                let replica = self.database.replica().await;
-                replica.lag().await;
-                tokio::time::sleep(step.millis(1_500, 5_000)).await;
+                let replica = self.lagging_replica(&step).await;
                 let _lull = self.lull(&step).await;
-                let without_gap = step.dice >> 33 & 1 == 0;
-                self.timeline.note(if without_gap {
-                    "the replica takes over at once"
-                } else {
-                    "the replica takes over"
-                });
-                let _outage = self.watch.outage();
-                self.database.fail_over(replica, without_gap).await;
-                self.note_rewind();
+                self.fail_over(replica, false).await;
+            }
+            ServerFault::PostgresSwitchedOver => {
+                let replica = self.lagging_replica(&step).await;
+                let _lull = self.rest().await;
+                self.fail_over(replica, true).await;
             }
             ServerFault::CutBeforeCommit => self.at_commits(Fault::CutBefore, &step).await,
             ServerFault::CommitReplyLost => self.at_commits(Fault::LoseReply, &step).await,
@@ -242,15 +237,31 @@ impl Servers {
         self.rewinds.push(self.timeline.millis().cast_signed());
     }
 
-    /// Half of the times the load rests before something happens, so that nothing is under way then.
+    async fn lagging_replica(&mut self, step: &Step<ServerFault>) -> Replica {
+        let replica = self.database.replica().await;
+        replica.lag().await;
+        tokio::time::sleep(step.millis(1_500, 5_000)).await;
+        replica
+    }
+
+    async fn fail_over(&mut self, replica: Replica, without_gap: bool) {
+        self.timeline.note("the replica takes over");
+        let _outage = self.watch.outage();
+        self.database.fail_over(replica, without_gap).await;
+        self.note_rewind();
+    }
+
+    /// Half of the times the load rests before something happens.
     async fn lull(&self, step: &Step<ServerFault>) -> Option<Lull> {
-        if step.dice >> 32 & 1 == 0 {
-            return None;
-        }
+        if step.dice >> 32 & 1 == 0 { None } else { Some(self.rest().await) }
+    }
+
+    /// Lets everybody come to rest and record how far they are.
+    async fn rest(&self) -> Lull {
         self.timeline.note("a lull");
         let lull = self.producer.lull();
         tokio::time::sleep(ALL_RECORDED).await;
-        Some(lull)
+        lull
     }
 
     async fn producer_clock(&self, clock: Clock, step: &Step<ServerFault>) {

@@ -158,6 +158,7 @@ pub async fn run(settings: &Settings) -> Outcome {
     looking.abort();
     asking.abort();
     if settled.is_none() {
+        members.say_what_they_said();
         timeline.complain(format!("not everything was done within {:?} after the last fault", settings.settling));
     }
     members.end().await;
@@ -221,7 +222,7 @@ fn variables(settings: &Settings, kafka: &Cluster, database: &Database, provider
         text("IDEM_DEDUP_WINDOW", "1m"),
         text("IDEM_DEDUP_CLOCK_SKEW", "10s"),
         millis("IDEM_KAFKA_MAX_POLL_INTERVAL_MS", MAX_POLL),
-        text("RUST_LOG", "error"),
+        text("RUST_LOG", "error,idem_runtime::group=debug,idem_runtime::kafka=debug"),
     ];
     // The two protocols of groups take turns by the seed.
     if settings.seed.is_multiple_of(2) {

@@ -19,9 +19,10 @@ pub const VARIABLE: &str = "IDEM_TEST_PLANTED";
 #[derive(Debug, Clone, Copy)]
 pub struct Planted {
     pub name: &'static str,
-    /// As what it has to be found. `None`: it does no harm, as something else guards against it too, and nothing may
-    /// be found.
-    pub expected: Option<Wrong>,
+    /// As what it has to be found.
+    pub expected: Wrong,
+    /// As what it must not be found, as something else guards against that too.
+    pub never: Option<Wrong>,
     /// Others that are on with it: guards that would hide it.
     with: &'static [&'static str],
     edits: &'static [Edit],
@@ -44,7 +45,8 @@ pub const MEMBER_FAULTS: &[(MemberFault, usize)] = &[(MemberFault::Kill, 1)];
 pub const ALL: [Planted; 12] = [
     Planted {
         name: "dedup-insert-in-another-transaction",
-        expected: Some(Wrong::Lost),
+        expected: Wrong::Lost,
+        never: None,
         with: &[],
         edits: &[
             Edit {
@@ -72,7 +74,8 @@ pub const ALL: [Planted; 12] = [
     },
     Planted {
         name: "offsets-before-the-database",
-        expected: Some(Wrong::Lost),
+        expected: Wrong::Lost,
+        never: None,
         with: &[],
         edits: &[Edit {
             file: "lane.rs",
@@ -87,7 +90,8 @@ pub const ALL: [Planted; 12] = [
     },
     Planted {
         name: "no-check-before-commit",
-        expected: Some(Wrong::Lost),
+        expected: Wrong::Lost,
+        never: None,
         with: &[],
         edits: &[Edit {
             file: "pg/commit.rs",
@@ -98,7 +102,8 @@ pub const ALL: [Planted; 12] = [
     },
     Planted {
         name: "another-key-in-another-process",
-        expected: Some(Wrong::DoubleCharge),
+        expected: Wrong::DoubleCharge,
+        never: None,
         with: &[],
         edits: &[Edit {
             file: "decide/money_key.rs",
@@ -111,7 +116,8 @@ pub const ALL: [Planted; 12] = [
     },
     Planted {
         name: "progress-without-compare-and-set",
-        expected: Some(Wrong::Lost),
+        expected: Wrong::Lost,
+        never: None,
         with: &["another-server-is-not-noticed"],
         edits: &[
             Edit {
@@ -128,11 +134,12 @@ pub const ALL: [Planted; 12] = [
     .bind(planted!())",
             },
         ],
-        server_faults: &[(ServerFault::PostgresFailedOver, 1)],
+        server_faults: &[(ServerFault::PostgresSwitchedOver, 1)],
     },
     Planted {
         name: "day-emptied-before-its-horizon-is-raised",
-        expected: Some(Wrong::DoubleEffect),
+        expected: Wrong::DoubleEffect,
+        never: None,
         with: &[],
         edits: &[
             Edit {
@@ -163,7 +170,8 @@ pub const ALL: [Planted; 12] = [
     },
     Planted {
         name: "another-server-is-not-noticed",
-        expected: None,
+        expected: Wrong::OutOfOrder,
+        never: Some(Wrong::Lost),
         with: &[],
         edits: &[
             Edit {
@@ -177,11 +185,12 @@ pub const ALL: [Planted; 12] = [
                 to: "    if session.server() != server && !planted!() {",
             },
         ],
-        server_faults: &[(ServerFault::PostgresFailedOver, 1)],
+        server_faults: &[(ServerFault::PostgresFailedOver, 1), (ServerFault::PostgresSwitchedOver, 1)],
     },
     Planted {
         name: "a-key-is-sent-after-its-time",
-        expected: Some(Wrong::DoubleCharge),
+        expected: Wrong::DoubleCharge,
+        never: None,
         with: &[],
         edits: &[
             Edit {
@@ -199,7 +208,8 @@ pub const ALL: [Planted; 12] = [
     },
     Planted {
         name: "what-was-read-again-is-forgotten",
-        expected: Some(Wrong::DoubleCharge),
+        expected: Wrong::DoubleCharge,
+        never: None,
         with: &[],
         edits: &[Edit {
             file: "pg/progress.rs",
@@ -212,7 +222,8 @@ pub const ALL: [Planted; 12] = [
     },
     Planted {
         name: "followers-of-a-failed-event-are-not-parked",
-        expected: Some(Wrong::OutOfOrder),
+        expected: Wrong::OutOfOrder,
+        never: None,
         with: &[],
         edits: &[Edit {
             file: "decide/parking.rs",
@@ -224,7 +235,8 @@ pub const ALL: [Planted; 12] = [
     },
     Planted {
         name: "what-is-published-has-another-id-each-time",
-        expected: Some(Wrong::DoubleEffect),
+        expected: Wrong::DoubleEffect,
+        never: None,
         with: &[],
         edits: &[Edit {
             file: "outbox/buffer.rs",
@@ -235,7 +247,8 @@ pub const ALL: [Planted; 12] = [
     },
     Planted {
         name: "outbox-rows-go-before-they-are-acknowledged",
-        expected: Some(Wrong::Lost),
+        expected: Wrong::Lost,
+        never: None,
         with: &[],
         edits: &[Edit {
             file: "outbox/relay.rs",

@@ -43,8 +43,10 @@ pub enum ServerFault {
     BackendsTerminated,
     /// The database comes back from an earlier base backup; Kafka is current.
     PostgresRestored,
-    /// A replica that lags takes over: after the primary has ended, or without a gap.
+    /// A replica that lags takes over from a primary that has ended.
     PostgresFailedOver,
+    /// The same without a gap, and while nothing happens: nobody notices by an error.
+    PostgresSwitchedOver,
     /// Connections are cut before COMMIT reaches the server.
     CutBeforeCommit,
     /// Connections are cut when COMMIT was carried out, before the client hears of it.
@@ -88,6 +90,7 @@ impl ServerFault {
                 | BackendsTerminated
                 | PostgresRestored
                 | PostgresFailedOver
+                | PostgresSwitchedOver
                 | KeysRunOutOverRestore
         )
     }
@@ -116,6 +119,7 @@ pub const SERVER_DECK: &[(ServerFault, usize)] = &[
     (ServerFault::BackendsTerminated, 1),
     (ServerFault::PostgresRestored, 1),
     (ServerFault::PostgresFailedOver, 1),
+    (ServerFault::PostgresSwitchedOver, 1),
     (ServerFault::CutBeforeCommit, 1),
     (ServerFault::CommitReplyLost, 1),
     (ServerFault::ConnectionsCut, 1),
@@ -191,6 +195,6 @@ mod tests {
     fn no_server_fault_is_missing_from_the_deck() {
         let dealt: HashSet<ServerFault> = SERVER_DECK.iter().map(|&(fault, _)| fault).collect();
         assert_eq!(dealt.len(), SERVER_DECK.len());
-        assert_eq!(dealt.iter().filter(|fault| fault.is_of_broker_or_database()).count(), 11);
+        assert_eq!(dealt.iter().filter(|fault| fault.is_of_broker_or_database()).count(), 12);
     }
 }
