@@ -406,6 +406,9 @@ async fn handled(
     }
 
     // check, outbox, commit
+    if let Some(money) = money {
+        money.late_commit().await;
+    }
     probe::at(CrashPoint::BeforeCommit).await;
     let sessions = &group.pools.handlers;
     let is_prepared = !sessions.are_statements_removed();

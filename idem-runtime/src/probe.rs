@@ -21,6 +21,9 @@ pub enum CrashPoint {
     BeforeHandler,
     /// The provider has answered a money call, and nobody has taken note of the answer.
     AfterMoneyCall,
+    /// The handler has returned `Ok`, and the answers to its money calls are recorded beside the event's
+    /// transaction, as they are when a commit is late; nothing of the transaction is committed.
+    AfterSettling,
     /// The handler has returned `Ok`; nothing is committed.
     BeforeCommit,
     /// Everything is committed; Kafka has not been told.
@@ -38,6 +41,10 @@ pub(crate) async fn at(point: CrashPoint) {
     #[cfg(not(feature = "testing"))]
     let _ = point;
 }
+
+/// Whether the process dies when it comes to this point next.
+#[cfg(feature = "testing")]
+pub(crate) use world::dies_at;
 
 /// An attempt at an event ended so.
 #[inline]
@@ -66,6 +73,15 @@ pub(crate) fn inherit<F: Future<Output = ()> + Send + 'static>(task: F) -> impl 
     task
 }
 
+/// The same for what nobody waits for: it ends with the process, when that dies.
+#[inline]
+pub(crate) fn mortal<F: Future<Output = ()> + Send + 'static>(task: F) -> impl Future<Output = ()> + Send + 'static {
+    #[cfg(feature = "testing")]
+    return world::mortal(task);
+    #[cfg(not(feature = "testing"))]
+    task
+}
+
 #[cfg(feature = "testing")]
 pub(crate) use world::World;
 
@@ -74,7 +90,7 @@ mod world {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-    use tokio::sync::Notify;
+    use tokio::sync::{Notify, watch};
 
     use super::CrashPoint;
 
@@ -90,6 +106,7 @@ mod world {
         crash: Option<(CrashPoint, usize)>,
         seen: Mutex<Seen>,
         changed: Notify,
+        dead: watch::Sender<bool>,
     }
 
     #[derive(Default, Clone)]
@@ -146,8 +163,18 @@ mod world {
         };
         world.changed.notify_one();
         if dies {
+            world.dead.send_replace(true);
             std::future::pending::<()>().await;
         }
+    }
+
+    pub(crate) fn dies_at(point: CrashPoint) -> bool {
+        WORLD
+            .try_with(|world| {
+                let times = world.lock().points.iter().filter(|reached| **reached == point).count();
+                world.crash == Some((point, times + 1))
+            })
+            .unwrap_or_default()
     }
 
     pub(super) fn settled(outcome: &'static str) {
@@ -168,6 +195,23 @@ mod world {
         async move {
             match world {
                 Some(world) => WORLD.scope(world, task).await,
+                None => task.await,
+            }
+        }
+    }
+
+    pub(super) fn mortal<F: Future<Output = ()> + Send + 'static>(
+        task: F,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let dead = WORLD.try_with(|world| world.dead.subscribe()).ok();
+        let task = inherit(task);
+        async move {
+            match dead {
+                Some(mut dead) => tokio::select! {
+                    biased;
+                    _ = dead.wait_for(|dead| *dead) => {}
+                    () = task => {}
+                },
                 None => task.await,
             }
         }

@@ -1,8 +1,10 @@
 //! The testing kit: handlers that are idempotent pass at every crash point, and those that are not are
 //! found out. It is driven as a user would.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use idem_runtime::Charge;
 use idem_runtime::prelude::*;
 use idem_runtime::testing::{CrashPoint, End, Harness, ProviderFault, TestingError};
 use serde_json::{Value, json};
@@ -89,6 +91,39 @@ async fn writes_elsewhere(tx: &mut Tx<'_>, order: Order, pool: State<PgPool>) ->
     Ok(())
 }
 
+#[idempotent_handler(topic = "kit.applied", group = "kit-applied", money = true)]
+async fn pays_for_applied_only(tx: &mut Tx<'_>, order: Order, payments: MoneyClient) -> HandlerResult {
+    match payments.post("/charges").json(&json!({"amount": order.amount})).send().await? {
+        Charge::Applied(_) => pay(tx, &order).await?,
+        // As if the effects of a call that was carried out before were there.
+        Charge::AlreadyProcessed => {}
+    }
+    Ok(())
+}
+
+#[idempotent_handler(topic = "kit.only", group = "kit-only", money = true)]
+async fn charges_only(_tx: &mut Tx<'_>, order: Order, payments: MoneyClient) -> HandlerResult {
+    payments.post("/charges").json(&json!({"amount": order.amount})).send().await?;
+    Ok(())
+}
+
+/// Whether it was called before.
+#[derive(Default)]
+struct Called(AtomicBool);
+
+#[idempotent_handler(topic = "kit.another-way", group = "kit-another-way", money = true)]
+async fn takes_another_way(
+    tx: &mut Tx<'_>,
+    order: Order,
+    payments: MoneyClient,
+    called: State<Called>,
+) -> HandlerResult {
+    if !called.0.swap(true, Ordering::SeqCst) {
+        payments.post("/charges").json(&json!({"amount": order.amount})).send().await?;
+    }
+    Ok(pay(tx, &order).await?)
+}
+
 /// The address of a provider.
 struct Desk(String);
 
@@ -128,7 +163,27 @@ async fn so_do_money_calls_after_each_of_them_and_with_lost_answers() {
     let after_calls = found.scenarios().iter().filter(|scenario| scenario.contains("AfterMoneyCall")).count();
     // The first call twice, as its answer was lost, and the second one.
     assert_eq!(after_calls, 3, "{:#?}", found.scenarios());
+    let settled = found.scenarios().iter().filter(|scenario| scenario.contains("AfterSettling")).count();
+    assert_eq!(settled, 1, "{:#?}", found.scenarios());
     assert_eq!(bench.provider().charges().len(), 2);
+}
+
+#[tokio::test]
+async fn an_effect_that_waits_for_the_first_answer_is_found_out_where_that_was_recorded_without_it() {
+    let (bench, event) = bench().await;
+    let found = bench.handler("pays_for_applied_only").idempotence(&event, paid).await.unwrap();
+    let text = found.to_string();
+    assert!(text.contains("CrashPoint::AfterSettling") && text.contains("effects:    0"), "{text}");
+    assert!(!text.contains("CrashPoint::BeforeCommit") && !text.contains("twice"), "{text}");
+}
+
+#[tokio::test]
+async fn a_point_that_is_not_reached_again_shows_nothing() {
+    let (bench, event) = bench().await;
+    let found = bench.handler("takes_another_way").state(Called::default()).idempotence(&event, paid).await.unwrap();
+    let text = found.to_string();
+    assert!(text.contains("CrashPoint::AfterMoneyCall") && text.contains("not reached again"), "{text}");
+    assert!(found.scenarios().iter().all(|scenario| !scenario.contains("AfterMoneyCall")), "{:?}", found.scenarios());
 }
 
 #[tokio::test]
@@ -200,6 +255,9 @@ async fn a_name_is_not_guessed() {
 async fn what_shows_nothing_is_no_success() {
     let (bench, event) = bench().await;
     let found = bench.handler("does_nothing").idempotence(&event, paid).await.unwrap();
+    assert!(!found.holds() && found.to_string().contains("changed nothing that the test looks at: 0"), "{found}");
+    // A charge alone does not make the test look at anything.
+    let found = bench.handler("charges_only").idempotence(&event, paid).await.unwrap();
     assert!(!found.holds() && found.to_string().contains("changed nothing that the test looks at: 0"), "{found}");
     let found = bench.handler("gives_up").idempotence(&event, paid).await.unwrap();
     assert!(!found.holds() && found.to_string().contains("dead letter (exhausted"), "{found}");

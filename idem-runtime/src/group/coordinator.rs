@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, KafkaResult};
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
 use uuid::Uuid;
 
@@ -88,6 +88,8 @@ pub(crate) struct Coordinator {
     pending: BTreeMap<Partition, Pending>,
     /// Revoked partitions whose lanes finish what runs.
     draining: JoinSet<Drained>,
+    /// The commit that is under way.
+    committing: JoinSet<KafkaResult<()>>,
     /// Partitions whose offset may have left the log: the client does not say which one it was, and
     /// does not say it again.
     suspects: BTreeSet<Partition>,
@@ -112,6 +114,7 @@ impl Coordinator {
             owned: HashMap::new(),
             pending: BTreeMap::new(),
             draining: JoinSet::new(),
+            committing: JoinSet::new(),
             suspects: BTreeSet::new(),
             idle_ticks: 0,
             spare_ticks: None,
@@ -136,6 +139,7 @@ impl Coordinator {
                     Ok(drained) => self.hand_over(drained).await,
                     Err(error) => self.group.fail(RunError::Internal(format!("a drain ended abnormally: {error}"))),
                 },
+                Some(ended) = self.committing.join_next() => self.committed(ended),
                 _ = tick.tick() => self.record_progress().await,
                 () = group.doubt.notified() => self.compare().await,
                 () = sleep_until(takeover) => tokio::select! {
@@ -163,7 +167,6 @@ impl Coordinator {
             }
             Event::Revoked { partitions, lost } => self.revoked(partitions, lost).await,
             Event::OutOfRange => self.suspects.extend(self.owned.keys().cloned()),
-            Event::CommitFailed => self.owned.values_mut().for_each(|owned| owned.committed = None),
             Event::Fatal(error) => self.group.fail(RunError::Consumer { group: self.group.name.to_string(), error }),
         }
     }
@@ -227,7 +230,7 @@ impl Coordinator {
         let partitions = working.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
         match write(&self.group, partitions).await {
             Ok(offsets) => {
-                if let Err(error) = self.consumer.commit_and_wait(offsets).await {
+                if let Err(error) = self.consumer.commit(offsets).await {
                     let group = &*self.group.name;
                     tracing::debug!(group, %error, "the last commit was refused; the database knows more");
                 }
@@ -401,6 +404,10 @@ impl Coordinator {
 
     /// Tells Kafka what the database holds, and how far the lanes have read.
     fn commit_written(&mut self) {
+        // One at a time: they are to arrive in their order.
+        if !self.committing.is_empty() {
+            return;
+        }
         let lineage = self.group.lineage;
         let news = |(partition, owned): (&Partition, &mut Owned)| {
             let (partition, offset, metadata) = owned.commit(lineage, partition);
@@ -412,11 +419,14 @@ impl Coordinator {
             Some((partition, offset, metadata))
         };
         let due: Vec<(Partition, i64, String)> = self.owned.iter_mut().filter_map(news).collect();
-        if due.is_empty() {
-            return;
+        if !due.is_empty() {
+            self.committing.spawn(self.consumer.commit(due));
         }
-        if let Err(error) = self.consumer.commit(&due) {
-            tracing::debug!(group = &*self.group.name, %error, "can't commit; the next tick repeats it");
+    }
+
+    fn committed(&mut self, ended: Result<KafkaResult<()>, JoinError>) {
+        if let Ok(Err(error)) = ended {
+            tracing::debug!(group = &*self.group.name, %error, "a commit was refused; the next tick repeats it");
             self.owned.values_mut().for_each(|owned| owned.committed = None);
         }
     }
@@ -432,11 +442,12 @@ impl Coordinator {
         while let Ok(Some(Ok(drained))) = tokio::time::timeout(left(5), self.draining.join_next()).await {
             owned.extend(drained.working);
         }
+        let _ = tokio::time::timeout(left(4), self.committing.join_next()).await;
         let group = &*self.group.name;
         let partitions = owned.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
         match tokio::time::timeout(left(3), progress::write(&self.group, partitions)).await {
             Ok(Ok(offsets)) => {
-                let commit = self.consumer.commit_and_wait(offsets);
+                let commit = self.consumer.commit(offsets);
                 if !matches!(tokio::time::timeout(left(2), commit).await, Ok(Ok(()))) {
                     tracing::warn!(group, "the last commit was not confirmed; the database knows the position");
                 }

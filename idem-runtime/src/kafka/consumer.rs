@@ -50,8 +50,6 @@ pub(crate) enum Event {
     Revoked { partitions: Vec<Partition>, lost: bool },
     /// Some partition's offset is not in its log.
     OutOfRange,
-    /// A commit was refused.
-    CommitFailed,
     /// The client can't go on.
     Fatal(KafkaError),
 }
@@ -172,17 +170,23 @@ impl Consumer {
         .await
     }
 
-    /// Commits an explicit list, with metadata, without waiting; a refusal comes as [`Event::CommitFailed`].
-    pub(crate) fn commit(&self, offsets: &[(Partition, i64, String)]) -> KafkaResult<()> {
-        self.client.commit(&offset_list(offsets)?, CommitMode::Async)
-    }
-
-    /// Commits an explicit list and waits for the broker.
-    pub(crate) async fn commit_and_wait(&self, offsets: Vec<(Partition, i64, String)>) -> KafkaResult<()> {
-        if offsets.is_empty() {
-            return Ok(());
+    /// Commits an explicit list, with metadata, and waits for the broker, on a thread: nobody hears of a commit without
+    /// waiting that was refused, as in a rebalance. librdkafka tells only a callback, which rdkafka does not set.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not take the commit back.
+    pub(crate) fn commit(
+        &self,
+        offsets: Vec<(Partition, i64, String)>,
+    ) -> impl Future<Output = KafkaResult<()>> + Send + use<> {
+        let commit = (!offsets.is_empty())
+            .then(|| self.blocking(move |client| client.commit(&offset_list(&offsets)?, CommitMode::Sync)));
+        async move {
+            match commit {
+                Some(commit) => commit.await,
+                None => Ok(()),
+            }
         }
-        self.blocking(move |client| client.commit(&offset_list(&offsets)?, CommitMode::Sync)).await
     }
 
     /// Leaves the group. Returns when the thread has ended, at the latest after `bound`.
@@ -196,14 +200,17 @@ impl Consumer {
         }
     }
 
-    async fn blocking<T: Send + 'static>(
-        &self,
-        request: impl FnOnce(&BaseConsumer<Context>) -> KafkaResult<T> + Send + 'static,
-    ) -> KafkaResult<T> {
+    fn blocking<T, F>(&self, request: F) -> impl Future<Output = KafkaResult<T>> + Send + use<T, F>
+    where
+        T: Send + 'static,
+        F: FnOnce(&BaseConsumer<Context>) -> KafkaResult<T> + Send + 'static,
+    {
         let client = Arc::clone(&self.client);
-        match tokio::time::timeout(REQUEST * 2, on_thread(move || request(&client))).await {
-            Ok(Some(answer)) => answer,
-            Ok(None) | Err(_) => Err(KafkaError::Global(RDKafkaErrorCode::RequestTimedOut)),
+        async move {
+            match tokio::time::timeout(REQUEST * 2, on_thread(move || request(&client))).await {
+                Ok(Some(answer)) => answer,
+                Ok(None) | Err(_) => Err(KafkaError::Global(RDKafkaErrorCode::RequestTimedOut)),
+            }
         }
     }
 }
@@ -283,16 +290,6 @@ impl ConsumerContext for Context {
             Event::Assigned(partitions)
         };
         let _ = self.events.send(event);
-    }
-
-    fn commit_callback(&self, result: KafkaResult<()>, _: &TopicPartitionList) {
-        match result {
-            Ok(()) | Err(KafkaError::ConsumerCommit(RDKafkaErrorCode::NoOffset)) => {}
-            Err(error) => {
-                tracing::debug!(%error, "a commit was refused; the next one repeats it");
-                let _ = self.events.send(Event::CommitFailed);
-            }
-        }
     }
 }
 

@@ -17,6 +17,9 @@ use crate::event::EventId;
 use crate::handler::{Delivered, Delivery};
 use crate::pg::money::record::{self, Certain};
 use crate::pg::money::{self as rows, CallId, Place, Places, Settlement};
+use crate::probe;
+#[cfg(feature = "testing")]
+use crate::probe::CrashPoint;
 use crate::spec::Money;
 
 /// How long an event's transaction may take to settle its calls, before they are settled beside it.
@@ -164,11 +167,23 @@ impl Attempt {
     /// is stopped.
     fn settle_soon(self: &Arc<Self>) {
         let attempt = Arc::clone(self);
-        tokio::spawn(async move {
+        tokio::spawn(probe::mortal(async move {
             tokio::time::sleep(SETTLE_AFTER).await;
             // The attempt itself tries again, where its event fails.
             let _ = attempt.settle().await;
-        });
+        }));
+    }
+
+    /// Where a commit is late, the calls are settled by then, and the process may die: a point for tests, at which
+    /// nothing happens otherwise.
+    pub(crate) async fn late_commit(&self) {
+        #[cfg(feature = "testing")]
+        if !self.certain().is_empty() {
+            if probe::dies_at(CrashPoint::AfterSettling) {
+                let _ = self.settle().await;
+            }
+            probe::at(CrashPoint::AfterSettling).await;
+        }
     }
 
     /// Notes that the event's transaction is committed, and with it what its calls came to.

@@ -45,6 +45,7 @@ async fn main() -> ExitCode {
         per_second: args.per_second,
         brokers: args.brokers.unwrap_or_else(campaign::brokers_for_this_machine),
         members: args.members,
+        memory: campaign::MEMORY,
         program: campaign::service(),
         variables: Vec::new(),
         member_faults: schedule::MEMBER_DECK.to_vec(),

@@ -5,13 +5,24 @@
 
 use idem_runtime::ops::{Ops, Timestamp, partitions};
 use idem_runtime::prelude::*;
-use tests::campaign::load::{GROUPS, Plan};
+use sqlx::types::Uuid;
+use tests::campaign::load::{GROUPS, Plan, publishes};
 
 #[derive(Debug, serde::Deserialize, Event)]
 struct Happened {
     event_id: EventId,
+    key: u32,
     part: i32,
     plan: Plan,
+}
+
+#[derive(Debug, serde::Serialize, serde::Deserialize, Event)]
+struct Invoice {
+    event_id: EventId,
+    cause: EventId,
+    key: u32,
+    number: i64,
+    epoch: i32,
 }
 
 #[idempotent_handler(topic = "campaign.clicks", group = "books", batch = 500)]
@@ -33,7 +44,8 @@ async fn clicks(tx: &mut Tx<'_>, clicks: Vec<Happened>) -> HandlerResult {
 
 #[idempotent_handler(topic = "campaign.views", group = "books", transaction = "shared")]
 async fn views(tx: &mut Tx<'_>, view: Happened, delivery: Delivery) -> HandlerResult {
-    happen(tx, "views", &view, &delivery).await
+    write(tx, Row::of("views", &view)).await?;
+    go_as_planned(tx, view.plan, &delivery).await
 }
 
 #[idempotent_handler(topic = "campaign.orders", group = "books", transaction = "shared")]
@@ -41,17 +53,56 @@ async fn order_books(tx: &mut Tx<'_>, order: Happened, delivery: Delivery) -> Ha
     // What goes wrong for a while goes wrong in the other group: each failure here makes the neighbours in
     // the transaction run again.
     let plan = if order.plan == Plan::Refuse { Plan::Refuse } else { Plan::Succeed };
-    happen(tx, "order-books", &Happened { plan, ..order }, &delivery).await
+    write(tx, Row::of("order-books", &order)).await?;
+    go_as_planned(tx, plan, &delivery).await
 }
 
 #[idempotent_handler(topic = "campaign.orders", group = "billing", concurrency = 8)]
 async fn orders(tx: &mut Tx<'_>, order: Happened, delivery: Delivery) -> HandlerResult {
-    happen(tx, "orders", &order, &delivery).await
+    if publishes(order.key) {
+        // The aggregate is locked first: so the order of what is published is that of the numbers.
+        let (number, epoch) = sqlx::query_as::<_, (i64, i32)>(
+            "UPDATE purchase SET invoices = invoices + 1 WHERE key = $1 RETURNING invoices, (SELECT number FROM epoch)",
+        )
+        .bind(order.key.cast_signed())
+        .fetch_one(&mut **tx)
+        .await?;
+        tx.publish("campaign.invoices", order.key, |event_id| Invoice {
+            event_id,
+            cause: order.event_id,
+            key: order.key,
+            number,
+            epoch,
+        })
+        .await?;
+    }
+    write(tx, Row::of("orders", &order)).await?;
+    go_as_planned(tx, order.plan, &delivery).await
+}
+
+#[idempotent_handler(topic = "campaign.invoices", group = "ledger", concurrency = 8, order = "key")]
+async fn invoices(tx: &mut Tx<'_>, invoice: Invoice, delivery: Delivery) -> HandlerResult {
+    write(tx, Row::of_invoice("invoices", &invoice, &delivery)).await
+}
+
+#[idempotent_handler(topic = "campaign.invoices", group = "books", transaction = "shared")]
+async fn invoice_books(tx: &mut Tx<'_>, invoice: Invoice, delivery: Delivery) -> HandlerResult {
+    write(tx, Row::of_invoice("invoice-books", &invoice, &delivery)).await
 }
 
 #[idempotent_handler(topic = "campaign.accounts", group = "ledger", concurrency = 8, order = "key")]
 async fn accounts(tx: &mut Tx<'_>, change: Happened, delivery: Delivery) -> HandlerResult {
-    happen(tx, "accounts", &change, &delivery).await
+    // What this key has seen last, which is noted with the effect.
+    let before: Option<Uuid> = sqlx::query_scalar(
+        "UPDATE account SET last = $2 FROM (SELECT last FROM account WHERE key = $1 FOR UPDATE) AS before \
+          WHERE key = $1 RETURNING before.last",
+    )
+    .bind(change.key.cast_signed())
+    .bind(change.event_id.uuid())
+    .fetch_one(&mut **tx)
+    .await?;
+    write(tx, Row { before, ..Row::of("accounts", &change) }).await?;
+    go_as_planned(tx, change.plan, &delivery).await
 }
 
 #[idempotent_handler(
@@ -63,20 +114,48 @@ async fn accounts(tx: &mut Tx<'_>, change: Happened, delivery: Delivery) -> Hand
 )]
 async fn payments(tx: &mut Tx<'_>, payment: Happened, provider: MoneyClient, delivery: Delivery) -> HandlerResult {
     provider.post("/charges").json(&serde_json::json!({"event": payment.event_id})).send().await?;
-    happen(tx, "payments", &payment, &delivery).await
+    write(tx, Row::of("payments", &payment)).await?;
+    go_as_planned(tx, payment.plan, &delivery).await
 }
 
-/// The effect, and what the event's plan says. Nothing in the tables keeps an effect from being written
-/// twice: that is the library's work.
-async fn happen(tx: &mut Tx<'_>, handler: &str, event: &Happened, delivery: &Delivery) -> HandlerResult {
-    sqlx::query("INSERT INTO effect (handler, part, event_id, member) VALUES ($1, $2, $3, $4)")
-        .bind(handler)
-        .bind(event.part)
-        .bind(event.event_id.uuid())
+/// An effect. Nothing in the tables keeps one from being written twice: that is the library's work.
+struct Row {
+    handler: &'static str,
+    part: i32,
+    event: EventId,
+    /// What came before it, of the same key.
+    before: Option<Uuid>,
+    /// The event whose handler published this one.
+    cause: Option<Uuid>,
+}
+
+impl Row {
+    fn of(handler: &'static str, event: &Happened) -> Self {
+        Self { handler, part: event.part, event: event.event_id, before: None, cause: None }
+    }
+
+    fn of_invoice(handler: &'static str, invoice: &Invoice, delivery: &Delivery) -> Self {
+        let cause = Some(invoice.cause.uuid());
+        Self { handler, part: delivery.partition, event: invoice.event_id, before: None, cause }
+    }
+}
+
+async fn write(tx: &mut Tx<'_>, row: Row) -> HandlerResult {
+    sqlx::query("INSERT INTO effect (handler, part, event_id, member, before, cause) VALUES ($1, $2, $3, $4, $5, $6)")
+        .bind(row.handler)
+        .bind(row.part)
+        .bind(row.event.uuid())
         .bind(std::process::id().cast_signed())
+        .bind(row.before)
+        .bind(row.cause)
         .execute(&mut **tx)
         .await?;
-    match event.plan {
+    Ok(())
+}
+
+/// What goes wrong, when the effect is written.
+async fn go_as_planned(tx: &mut Tx<'_>, plan: Plan, delivery: &Delivery) -> HandlerResult {
+    match plan {
         Plan::Succeed => {}
         Plan::Fail(times) if delivery.attempt < times => return Err(HandlerError::transient("as planned")),
         Plan::Panic(times) if delivery.attempt < times => panic!("as planned"),
@@ -107,7 +186,9 @@ async fn maintain() -> Result<(), Box<dyn std::error::Error>> {
     let days = partitions::list(&ops).await?;
     let past = |to: Option<Timestamp>| to.is_some_and(|to| to <= days.now);
     for day in days.partitions.iter().filter(|day| day.droppable_from.is_some() && past(day.to)) {
-        println!("{}: {}", day.name, partitions::empty(&ops, &day.name).await?);
+        if partitions::empty(&ops, &day.name).await? {
+            println!("emptied {}", day.name);
+        }
     }
     Ok(())
 }

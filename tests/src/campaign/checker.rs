@@ -1,6 +1,11 @@
 //! Computes from plain data what was lost and what happened twice. It knows nothing of the library: only
 //! what the producer sent, what is in the topics, the tables of the business, and the provider's ledger.
 
+mod order;
+pub(super) mod outbox;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
@@ -40,20 +45,37 @@ pub struct Sent {
     pub acked: Option<Place>,
 }
 
-/// A record in one of the main topics; `event` is absent where there is none to read.
+/// A record in one of the producer's topics; `event` is absent where there is none to read.
 #[derive(Debug, Clone)]
 pub struct Found {
     pub place: Place,
     pub event: Option<Uuid>,
 }
 
+/// A record that a handler published.
+#[derive(Debug, Clone)]
+pub struct Published {
+    pub place: Place,
+    pub event: Uuid,
+    /// The event whose handler published it.
+    pub cause: Uuid,
+    pub key: u32,
+    /// Rises in the order of the transactions that published for the key.
+    pub number: i64,
+    /// How often the database had gone back: numbers begin anew then.
+    pub epoch: i32,
+}
+
 /// A row that a handler wrote.
 #[derive(Debug, Clone)]
 pub struct Effect {
-    /// Rises in the order of writing.
     pub position: i64,
     pub handler: String,
     pub event: Uuid,
+    /// The event that this handler of an ordered topic found to be the last one of its key.
+    pub before: Option<Uuid>,
+    /// The event whose handler published this one.
+    pub cause: Option<Uuid>,
     /// The process that wrote it, and when: milliseconds since the campaign began.
     pub member: i32,
     pub at_millis: i64,
@@ -73,6 +95,8 @@ pub struct Letter {
     pub origin: Option<Place>,
     pub event: Option<Uuid>,
     pub reason: String,
+    /// Milliseconds since the campaign began.
+    pub at_millis: i64,
 }
 
 /// An event that somebody has put aside for later: a retry topic, a row.
@@ -88,10 +112,19 @@ pub struct Waiting {
 pub struct Evidence {
     pub sent: Vec<Sent>,
     pub found: Vec<Found>,
+    pub published: Vec<Published>,
     pub effects: Vec<Effect>,
     pub charges: Vec<Charge>,
     pub letters: Vec<Letter>,
     pub waiting: Vec<Waiting>,
+    /// The events whose handlers published what was not sent yet.
+    pub unsent: HashSet<Uuid>,
+    /// The first offset that a group has not read; all is read where nothing is said.
+    pub read_below: HashMap<(&'static str, Subject, i32), i64>,
+    /// When the database went back, milliseconds since the campaign began.
+    pub rewinds: Vec<i64>,
+    /// How long after its first request a payment may be asked for again.
+    pub key_ttl_millis: i64,
 }
 
 /// What is wrong.
@@ -100,14 +133,14 @@ pub struct Evidence {
 pub enum Wrong {
     /// Neither done nor anywhere.
     Lost,
-    /// It still waits when everything should be over.
+    /// It still waits, or was not read, when everything should be over.
     Unfinished,
     /// More effects than one, or one of an event that was refused.
     DoubleEffect,
     DoubleCharge,
-    /// The effects of a key are not in the order of their records.
+    /// The effects of a key, or what was published for it, are not in the order of their records.
     OutOfOrder,
-    /// A dead letter of an event with which nothing was wrong, and which has no effect.
+    /// A dead letter of an event with which nothing was wrong.
     DeadForNothing,
 }
 
@@ -119,13 +152,14 @@ pub struct Finding {
     pub what: String,
 }
 
-/// What the checker knows of one event.
+/// What the checker knows of one event of the producer's.
 struct Event {
     subject: Subject,
     key: u32,
     plan: Plan,
     is_far_ahead: bool,
     is_behind: bool,
+    sent_at_millis: i64,
     first: Option<Place>,
 }
 
@@ -133,14 +167,63 @@ struct Event {
 #[must_use]
 pub fn check(evidence: &Evidence) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let events = events(evidence, &mut findings);
-    let effects = effects(evidence);
-    let letters = letters(evidence);
-    each_event_is_done_once_or_dead(evidence, &events, &effects, &letters, &mut findings);
+    let known = Known::new(evidence, &mut findings);
+    each_event_is_done_once_or_dead(&known, &mut findings);
     each_bad_record_is_dead(evidence, &mut findings);
-    each_event_is_charged_once(evidence, &events, &effects, &mut findings);
-    keys_keep_their_order(evidence, &events, &mut findings);
+    each_event_is_charged_once(&known, &mut findings);
+    order::keys_keep_their_order(&known, &mut findings);
+    outbox::what_is_published_arrives_once(&known, &mut findings);
+    outbox::keys_keep_their_order_on_the_wire(evidence, &mut findings);
     findings
+}
+
+/// The evidence, by event.
+struct Known<'a> {
+    evidence: &'a Evidence,
+    events: HashMap<Uuid, Event>,
+    /// How many effects there are of a handler, and when the last one was.
+    effects: HashMap<(&'a str, Uuid), (u32, i64)>,
+    letters: HashMap<(&'a str, Uuid), Vec<&'a Letter>>,
+    waiting: HashSet<(&'a str, Uuid)>,
+}
+
+impl<'a> Known<'a> {
+    fn new(evidence: &'a Evidence, findings: &mut Vec<Finding>) -> Self {
+        let mut effects = HashMap::with_capacity(evidence.effects.len());
+        for effect in &evidence.effects {
+            let (times, at) = effects.entry((effect.handler.as_str(), effect.event)).or_insert((0, effect.at_millis));
+            *times += 1;
+            *at = effect.at_millis.max(*at);
+        }
+        let mut letters: HashMap<(&str, Uuid), Vec<&Letter>> = HashMap::new();
+        for letter in &evidence.letters {
+            if let Some(event) = letter.event {
+                letters.entry((&letter.group, event)).or_default().push(letter);
+            }
+        }
+        let waiting = evidence.waiting.iter().map(|waiting| (waiting.group.as_str(), waiting.event)).collect();
+        Self { evidence, events: events(evidence, findings), effects, letters, waiting }
+    }
+
+    fn letters(&self, group: &'static str, event: Uuid) -> &[&'a Letter] {
+        self.letters.get(&(group, event)).map_or(&[], Vec::as_slice)
+    }
+
+    /// What an event is that has neither an effect nor a letter.
+    fn missing(&self, group: &'static str, event: Uuid, first: Option<Place>) -> (Wrong, &'static str) {
+        if self.waiting.contains(&(group, event)) {
+            (Wrong::Unfinished, "it still waits")
+        } else if first.is_some_and(|place| is_unread(self.evidence, group, place)) {
+            (Wrong::Unfinished, "it was not read")
+        } else {
+            (Wrong::Lost, "neither done nor dead-lettered nor waiting")
+        }
+    }
+}
+
+fn is_unread(evidence: &Evidence, group: &'static str, place: Place) -> bool {
+    let below = evidence.read_below.get(&(group, place.subject, place.partition));
+    below.is_some_and(|below| place.offset >= *below)
 }
 
 /// The events by their ids, each with its first record. A record that was acknowledged must be there.
@@ -154,6 +237,7 @@ fn events(evidence: &Evidence, findings: &mut Vec<Finding>) -> HashMap<Uuid, Eve
             plan,
             is_far_ahead: sent.is_far_ahead,
             is_behind: sent.is_behind,
+            sent_at_millis: sent.at_millis.cast_signed(),
             first: None,
         });
     }
@@ -174,58 +258,41 @@ fn events(evidence: &Evidence, findings: &mut Vec<Finding>) -> HashMap<Uuid, Eve
     events
 }
 
-type Effects<'a> = HashMap<(&'a str, Uuid), u32>;
-type Letters<'a> = HashMap<(&'a str, Uuid), Vec<&'a str>>;
-
-fn effects(evidence: &Evidence) -> Effects<'_> {
-    let mut effects = HashMap::with_capacity(evidence.effects.len());
-    for effect in &evidence.effects {
-        *effects.entry((effect.handler.as_str(), effect.event)).or_insert(0) += 1;
-    }
-    effects
-}
-
-fn letters(evidence: &Evidence) -> Letters<'_> {
-    let mut letters: Letters<'_> = HashMap::new();
-    for letter in &evidence.letters {
-        if let Some(event) = letter.event {
-            letters.entry((&letter.group, event)).or_default().push(&letter.reason);
-        }
-    }
-    letters
-}
-
-fn each_event_is_done_once_or_dead(
-    evidence: &Evidence,
-    events: &HashMap<Uuid, Event>,
-    effects: &Effects<'_>,
-    letters: &Letters<'_>,
-    findings: &mut Vec<Finding>,
-) {
-    let waiting: HashSet<(&str, Uuid)> =
-        evidence.waiting.iter().map(|waiting| (waiting.group.as_str(), waiting.event)).collect();
-    for (&id, event) in events {
+fn each_event_is_done_once_or_dead(known: &Known<'_>, findings: &mut Vec<Finding>) {
+    for (&id, event) in &known.events {
         for &(handler, group) in event.subject.handlers() {
-            let times = effects.get(&(handler, id)).copied().unwrap_or(0);
-            let reasons = letters.get(&(group, id)).map_or(&[][..], Vec::as_slice);
+            let letters = known.letters(group, id);
+            let reasons = || letters.iter().map(|letter| &*letter.reason).collect::<Vec<_>>().join(", ");
             let mut wrong = |wrong, what: &str| {
                 findings.push(Finding { wrong, event: Some(id), what: format!("{handler}: {what}") });
             };
-            match times {
-                0 if !reasons.is_empty() => {
-                    if !reasons.iter().any(|reason| event.deserves(reason)) {
-                        wrong(Wrong::DeadForNothing, &format!("dead-lettered as {reasons:?}, and not done"));
+            match known.effects.get(&(handler, id)) {
+                None if letters.iter().any(|letter| event.deserves(letter, known.evidence)) => {}
+                None if !letters.is_empty() => {
+                    wrong(Wrong::DeadForNothing, &format!("dead-lettered ({}), and not done", reasons()));
+                }
+                None => {
+                    let (kind, what) = known.missing(group, id, event.first);
+                    wrong(kind, what);
+                }
+                Some(_) if event.plan == Plan::Refuse || event.is_far_ahead => {
+                    wrong(Wrong::DoubleEffect, "an effect of an event that was refused");
+                }
+                Some(&(1, at)) => {
+                    if letters.iter().any(|letter| !event.may_be_done_beside(letter, at, known.evidence)) {
+                        wrong(Wrong::DeadForNothing, &format!("dead-lettered ({}), and done", reasons()));
                     }
                 }
-                0 if waiting.contains(&(group, id)) => wrong(Wrong::Unfinished, "it still waits"),
-                0 => wrong(Wrong::Lost, "neither done nor dead-lettered nor waiting"),
-                1 if event.plan == Plan::Refuse => wrong(Wrong::DoubleEffect, "an effect of an event that was refused"),
-                1 => {}
-                _ => wrong(Wrong::DoubleEffect, &format!("{times} effects")),
+                Some((times, _)) => wrong(Wrong::DoubleEffect, &format!("{times} effects")),
             }
         }
     }
-    let unknown = evidence.effects.iter().filter(|effect| !events.contains_key(&effect.event));
+    let of_producer = |handler: &str| {
+        let is_one = |(subject, _): &(Subject, u32)| subject.handlers().iter().any(|(name, _)| *name == handler);
+        Subject::SHARES.iter().find(|share| is_one(share)).is_none_or(|(subject, _)| *subject != Subject::Invoices)
+    };
+    let effects = known.evidence.effects.iter().filter(|effect| of_producer(&effect.handler));
+    let unknown = effects.filter(|effect| !known.events.contains_key(&effect.event));
     findings.extend(unknown.map(|effect| Finding {
         wrong: Wrong::DoubleEffect,
         event: Some(effect.event),
@@ -234,68 +301,62 @@ fn each_event_is_done_once_or_dead(
 }
 
 impl Event {
-    /// Whether such a dead letter is right.
-    fn deserves(&self, reason: &str) -> bool {
-        match reason {
+    /// Whether such a dead letter is right, where there is no effect.
+    fn deserves(&self, letter: &Letter, evidence: &Evidence) -> bool {
+        match &*letter.reason {
             "permanent" => self.plan == Plan::Refuse,
             "future" => self.is_far_ahead,
             "expired" => self.is_behind,
-            // What the provider has long forgotten is not charged when its record may have been lost.
-            "key-expired" => self.is_behind && self.subject == Subject::Payments,
+            // Asked for again when the provider may have forgotten that it was asked before.
+            "key-expired" => {
+                let age = letter.at_millis - self.sent_at_millis;
+                self.subject == Subject::Payments && (self.is_behind || age >= evidence.key_ttl_millis)
+            }
             _ => false,
         }
     }
+
+    /// Whether such a dead letter is right beside an effect: a copy that came when its day was forgotten; or one
+    /// of them is from before the database went back, and the other from after.
+    fn may_be_done_beside(&self, letter: &Letter, done_at_millis: i64, evidence: &Evidence) -> bool {
+        let (from, to) = (letter.at_millis.min(done_at_millis), letter.at_millis.max(done_at_millis));
+        let went_back = evidence.rewinds.iter().any(|at| (from..=to).contains(at));
+        let is_later = letter.at_millis + CLOCKS >= done_at_millis;
+        self.deserves(letter, evidence) && (went_back || letter.reason == "expired" && is_later)
+    }
 }
+
+/// Kafka's clients and the database take their times at different moments.
+const CLOCKS: i64 = 1_000;
 
 fn each_bad_record_is_dead(evidence: &Evidence, findings: &mut Vec<Finding>) {
     let dead: HashSet<(&str, Place)> =
         evidence.letters.iter().filter_map(|letter| Some((letter.group.as_str(), letter.origin?))).collect();
     for found in evidence.found.iter().filter(|found| found.event.is_none()) {
-        for (_, group) in found.place.subject.handlers() {
+        for &(_, group) in found.place.subject.handlers() {
             if !dead.contains(&(group, found.place)) {
+                let is_unread = is_unread(evidence, group, found.place);
+                let wrong = if is_unread { Wrong::Unfinished } else { Wrong::Lost };
                 let what = format!("{group}: {} is nobody's event and was not dead-lettered", found.place);
-                findings.push(Finding { wrong: Wrong::Lost, event: None, what });
+                findings.push(Finding { wrong, event: None, what });
             }
         }
     }
 }
 
-fn each_event_is_charged_once(
-    evidence: &Evidence,
-    events: &HashMap<Uuid, Event>,
-    effects: &Effects<'_>,
-    findings: &mut Vec<Finding>,
-) {
+fn each_event_is_charged_once(known: &Known<'_>, findings: &mut Vec<Finding>) {
     let mut charges: BTreeMap<Uuid, u32> = BTreeMap::new();
-    for charge in &evidence.charges {
+    for charge in &known.evidence.charges {
         *charges.entry(charge.event).or_default() += 1;
     }
     for (&event, &times) in charges.iter().filter(|&(_, &times)| times > 1) {
         let what = format!("{times} charges");
         findings.push(Finding { wrong: Wrong::DoubleCharge, event: Some(event), what });
     }
-    for &id in events.iter().filter(|(_, event)| event.subject == Subject::Payments).map(|(id, _)| id) {
-        if effects.contains_key(&("payments", id)) && !charges.contains_key(&id) {
+    for (&id, _) in known.events.iter().filter(|(_, event)| event.subject == Subject::Payments) {
+        if known.effects.contains_key(&("payments", id)) && !charges.contains_key(&id) {
             let what = "done without a charge".to_owned();
             findings.push(Finding { wrong: Wrong::Lost, event: Some(id), what });
-        }
-    }
-}
-
-fn keys_keep_their_order(evidence: &Evidence, events: &HashMap<Uuid, Event>, findings: &mut Vec<Finding>) {
-    let mut rows: Vec<&Effect> = evidence.effects.iter().filter(|effect| effect.handler == "accounts").collect();
-    rows.sort_by_key(|effect| effect.position);
-    let mut last: HashMap<u32, Place> = HashMap::new();
-    for row in rows {
-        let Some((key, first)) = events.get(&row.event).and_then(|event| Some((event.key, event.first?))) else {
-            continue;
-        };
-        match last.get(&key) {
-            Some(&before) if before > first => {
-                let what = format!("accounts: {first} took effect after {before}, of the same key {key}");
-                findings.push(Finding { wrong: Wrong::OutOfOrder, event: Some(row.event), what });
-            }
-            _ => drop(last.insert(key, first)),
         }
     }
 }
@@ -312,14 +373,20 @@ pub fn history(evidence: &Evidence, event: Uuid) -> Vec<String> {
     }
     let found = evidence.found.iter().filter(|found| found.event == Some(event));
     lines.extend(found.map(|found| format!("in the topic at {}", found.place)));
-    for effect in evidence.effects.iter().filter(|effect| effect.event == event) {
+    for published in evidence.published.iter().filter(|published| [published.event, published.cause].contains(&event)) {
+        let Published { place, event, cause, key, number, epoch } = published;
+        lines.push(format!("{event} published at {place} for {cause}: number {number} of key {key}, epoch {epoch}"));
+    }
+    for effect in evidence.effects.iter().filter(|effect| effect.event == event || effect.cause == Some(event)) {
         let Effect { position, handler, member, at_millis, .. } = effect;
         lines.push(format!("effect {position} of {handler} after {:.1} s by process {member}", seconds(*at_millis)));
     }
     let charges = evidence.charges.iter().filter(|charge| charge.event == event);
     lines.extend(charges.map(|charge| format!("charged with key {}", charge.key)));
-    let letters = evidence.letters.iter().filter(|letter| letter.event == Some(event));
-    lines.extend(letters.map(|letter| format!("dead letter of {}: {}", letter.group, letter.reason)));
+    for letter in evidence.letters.iter().filter(|letter| letter.event == Some(event)) {
+        let Letter { group, reason, at_millis, .. } = letter;
+        lines.push(format!("dead letter of {group} after {:.1} s: {reason}", seconds(*at_millis)));
+    }
     let waiting = evidence.waiting.iter().filter(|waiting| waiting.event == event);
     lines.extend(waiting.map(|waiting| format!("waits for {}: {}", waiting.group, waiting.whereabouts)));
     lines
@@ -329,181 +396,4 @@ fn seconds(millis: i64) -> f64 {
     #[allow(clippy::cast_precision_loss, reason = "a campaign is not that long")]
     let millis = millis as f64;
     millis / 1_000.0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Events of a subject at consecutive offsets of one partition, each with its effects.
-    struct World(Evidence);
-
-    impl World {
-        fn new() -> Self {
-            Self(Evidence::default())
-        }
-
-        fn event(&mut self, subject: Subject, plan: Plan) -> Uuid {
-            let id = Uuid::now_v7();
-            let place = Place { subject, partition: 0, offset: i64::try_from(self.0.found.len()).unwrap() };
-            self.0.sent.push(Sent {
-                subject,
-                key: 1,
-                event: Some((id, plan)),
-                is_far_ahead: false,
-                is_behind: false,
-                at_millis: 0,
-                acked: Some(place),
-            });
-            self.0.found.push(Found { place, event: Some(id) });
-            id
-        }
-
-        fn effect(&mut self, handler: &str, event: Uuid) {
-            let position = i64::try_from(self.0.effects.len()).unwrap();
-            self.0.effects.push(Effect { position, handler: handler.to_owned(), event, member: 1, at_millis: 0 });
-        }
-
-        fn charge(&mut self, event: Uuid) {
-            self.0.charges.push(Charge { event, key: event.to_string() });
-        }
-
-        fn letter(&mut self, group: &str, event: Uuid, reason: &str) {
-            let (group, reason) = (group.to_owned(), reason.to_owned());
-            self.0.letters.push(Letter { group, origin: None, event: Some(event), reason });
-        }
-
-        fn wrong(&self) -> Vec<(Wrong, Option<Uuid>)> {
-            check(&self.0).into_iter().map(|finding| (finding.wrong, finding.event)).collect()
-        }
-    }
-
-    #[test]
-    fn nothing_is_wrong_with_one_effect_per_handler_and_a_letter_for_what_was_refused() {
-        let mut world = World::new();
-        let order = world.event(Subject::Orders, Plan::Fail(1));
-        world.effect("orders", order);
-        world.effect("order-books", order);
-        let refused = world.event(Subject::Clicks, Plan::Refuse);
-        world.letter("books", refused, "permanent");
-        let paid = world.event(Subject::Payments, Plan::Succeed);
-        world.charge(paid);
-        world.effect("payments", paid);
-        // Acknowledged or not: what is in no topic was not published.
-        let unsent = world.event(Subject::Views, Plan::Succeed);
-        world.0.found.pop();
-        world.0.sent.last_mut().unwrap().acked = None;
-        assert_eq!(world.wrong(), []);
-        assert!(history(&world.0, unsent)[0].contains("never acknowledged"));
-    }
-
-    #[test]
-    fn an_event_without_an_effect_is_lost_and_one_that_waits_is_unfinished() {
-        let mut world = World::new();
-        let lost = world.event(Subject::Orders, Plan::Succeed);
-        world.effect("orders", lost);
-        assert_eq!(world.wrong(), [(Wrong::Lost, Some(lost))], "its other group has not seen it");
-        let (group, whereabouts) = ("books".to_owned(), "books.retry.1s".to_owned());
-        world.0.waiting.push(Waiting { group, event: lost, whereabouts });
-        assert_eq!(world.wrong(), [(Wrong::Unfinished, Some(lost))]);
-    }
-
-    #[test]
-    fn what_kafka_acknowledged_and_does_not_hold_is_lost() {
-        let mut world = World::new();
-        let gone = world.event(Subject::Views, Plan::Succeed);
-        world.0.found.clear();
-        assert_eq!(world.wrong(), [(Wrong::Lost, Some(gone))]);
-    }
-
-    #[test]
-    fn a_second_effect_and_one_of_a_refused_or_unknown_event_are_double_effects() {
-        let mut world = World::new();
-        let twice = world.event(Subject::Views, Plan::Succeed);
-        world.effect("views", twice);
-        world.effect("views", twice);
-        assert_eq!(world.wrong(), [(Wrong::DoubleEffect, Some(twice))]);
-
-        let mut world = World::new();
-        let refused = world.event(Subject::Views, Plan::Refuse);
-        world.letter("books", refused, "permanent");
-        world.effect("views", refused);
-        let unknown = Uuid::now_v7();
-        world.effect("views", unknown);
-        assert_eq!(world.wrong(), [(Wrong::DoubleEffect, Some(refused)), (Wrong::DoubleEffect, Some(unknown))]);
-    }
-
-    #[test]
-    fn a_dead_letter_needs_a_reason_that_the_event_deserves() {
-        let mut world = World::new();
-        let fine = world.event(Subject::Views, Plan::Succeed);
-        world.letter("books", fine, "exhausted");
-        assert_eq!(world.wrong(), [(Wrong::DeadForNothing, Some(fine))]);
-        // A letter from before the database went back, and then it was done.
-        world.effect("views", fine);
-        assert_eq!(world.wrong(), []);
-
-        let mut world = World::new();
-        let old = world.event(Subject::Views, Plan::Succeed);
-        world.0.sent[0].is_behind = true;
-        world.letter("books", old, "expired");
-        assert_eq!(world.wrong(), []);
-    }
-
-    #[test]
-    fn a_second_charge_and_an_effect_without_one_are_found() {
-        let mut world = World::new();
-        let twice = world.event(Subject::Payments, Plan::Succeed);
-        world.effect("payments", twice);
-        world.charge(twice);
-        world.charge(twice);
-        let free = world.event(Subject::Payments, Plan::Succeed);
-        world.effect("payments", free);
-        assert_eq!(world.wrong(), [(Wrong::DoubleCharge, Some(twice)), (Wrong::Lost, Some(free))]);
-    }
-
-    #[test]
-    fn effects_of_a_key_are_in_the_order_of_first_records() {
-        let mut world = World::new();
-        let ids: Vec<Uuid> = (0..3).map(|_| world.event(Subject::Accounts, Plan::Succeed)).collect();
-        // A copy changes nothing: the first record counts.
-        let place = Place { subject: Subject::Accounts, partition: 0, offset: 3 };
-        world.0.found.push(Found { place, event: Some(ids[0]) });
-        for &id in &ids {
-            world.effect("accounts", id);
-        }
-        assert_eq!(world.wrong(), []);
-        world.0.effects[1].position = 7;
-        assert_eq!(world.wrong(), [(Wrong::OutOfOrder, Some(ids[1]))]);
-    }
-
-    #[test]
-    fn a_record_that_is_nobodys_event_needs_a_letter_of_each_group() {
-        let mut world = World::new();
-        let place = Place { subject: Subject::Orders, partition: 2, offset: 5 };
-        world.0.found.push(Found { place, event: None });
-        let letter = |group: &str| Letter {
-            group: group.to_owned(),
-            origin: Some(place),
-            event: None,
-            reason: "null".to_owned(),
-        };
-        world.0.letters.push(letter("billing"));
-        assert_eq!(world.wrong(), [(Wrong::Lost, None)]);
-        world.0.letters.push(letter("books"));
-        assert_eq!(world.wrong(), []);
-    }
-
-    #[test]
-    fn a_history_names_everything_that_is_known_of_an_event() {
-        let mut world = World::new();
-        let id = world.event(Subject::Payments, Plan::Fail(1));
-        world.effect("payments", id);
-        world.charge(id);
-        world.letter("billing", id, "exhausted");
-        let history = history(&world.0, id).join("\n");
-        for part in ["Fail(1)", "campaign.payments/0@0", "effect 0 of payments", "charged with key", "exhausted"] {
-            assert!(history.contains(part), "{part} in {history}");
-        }
-    }
 }

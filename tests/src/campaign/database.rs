@@ -27,6 +27,8 @@ pub struct Database {
     primary: Server,
     programs: PathBuf,
     made: usize,
+    /// How often it went back.
+    rewinds: i32,
     home: TempDir,
     // Its programs may lie in a directory of its own.
     _seed: Postgres,
@@ -58,7 +60,7 @@ impl Database {
         let primary = Server::start(&programs, data).await;
         let proxy = Proxy::start(primary.port).await;
         let port = Arc::new(AtomicU16::new(primary.port));
-        Self { proxy, port, primary, programs, made: 0, home, _seed: seed }
+        Self { proxy, port, primary, programs, made: 0, rewinds: 0, home, _seed: seed }
     }
 
     /// The URL for programs, by way of the proxy.
@@ -110,7 +112,7 @@ impl Database {
     pub async fn restore(&mut self, backup: Backup) {
         self.primary.end(Signal::Quit).await;
         let restored = Server::start(&self.programs, backup.data).await;
-        self.switch_to(restored);
+        drop(self.switch_to(restored).await);
     }
 
     /// Starts a replica, which is as the primary is until [`lag`](Replica::lag).
@@ -135,11 +137,14 @@ impl Database {
         Replica(server)
     }
 
-    /// The primary ends at once, and the replica takes over without what it has not received.
-    pub async fn fail_over(&mut self, replica: Replica) {
-        self.primary.end(Signal::Quit).await;
+    /// The replica takes over without what it has not received: after the primary has ended at once, or so that
+    /// there always is a server.
+    pub async fn fail_over(&mut self, replica: Replica, without_gap: bool) {
+        if !without_gap {
+            self.primary.end(Signal::Quit).await;
+        }
         execute(replica.0.port, "SELECT pg_promote(true, 60)").await;
-        self.switch_to(replica.0);
+        self.switch_to(replica.0).await.end(Signal::Quit).await;
     }
 
     /// Ends all sessions of the service.
@@ -149,12 +154,14 @@ impl Database {
         execute(self.primary.port, end).await;
     }
 
-    fn switch_to(&mut self, server: Server) {
+    /// Returns the server that was replaced; its data go with it.
+    async fn switch_to(&mut self, server: Server) -> Server {
+        self.rewinds += 1;
+        execute(server.port, &format!("UPDATE epoch SET number = {}", self.rewinds)).await;
         self.port.store(server.port, Ordering::SeqCst);
         self.proxy.set_upstream(server.port);
         self.proxy.cut_all();
-        let old = std::mem::replace(&mut self.primary, server);
-        drop(fs::remove_dir_all(&old.data));
+        std::mem::replace(&mut self.primary, server)
     }
 
     async fn session(&self) -> PgConnection {

@@ -6,8 +6,11 @@ use uuid::Uuid;
 /// Partitions of every topic.
 pub const PARTITIONS: u32 = 4;
 
-/// Keys of every topic.
-const KEYS: u32 = 400;
+/// Keys of orders, and of what has no order to keep.
+pub const KEYS: u32 = 400;
+
+/// Keys of accounts: few, so that events of a key wait behind each other all the time.
+pub const ACCOUNTS: u32 = 20;
 
 /// What an event is about: a topic, with its handlers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,12 +25,20 @@ pub enum Subject {
     Accounts,
     /// Charged.
     Payments,
+    /// Published by the handler of orders, through the outbox, and handled by two groups.
+    Invoices,
 }
 
 impl Subject {
-    /// All of them, with their shares of the events in a hundred.
-    pub const SHARES: [(Self, u32); 5] =
-        [(Self::Clicks, 60), (Self::Views, 25), (Self::Orders, 7), (Self::Accounts, 5), (Self::Payments, 3)];
+    /// All of them, with their shares of the producer's events in a hundred.
+    pub const SHARES: [(Self, u32); 6] = [
+        (Self::Clicks, 60),
+        (Self::Views, 25),
+        (Self::Orders, 7),
+        (Self::Accounts, 5),
+        (Self::Payments, 3),
+        (Self::Invoices, 0),
+    ];
 
     /// Its topic.
     #[must_use]
@@ -38,7 +49,12 @@ impl Subject {
             Self::Orders => "campaign.orders",
             Self::Accounts => "campaign.accounts",
             Self::Payments => "campaign.payments",
+            Self::Invoices => "campaign.invoices",
         }
+    }
+
+    fn keys(self) -> u32 {
+        if self == Self::Accounts { ACCOUNTS } else { KEYS }
     }
 
     /// The subject of a topic.
@@ -56,6 +72,7 @@ impl Subject {
             Self::Orders => &[("orders", "billing"), ("order-books", "books")],
             Self::Accounts => &[("accounts", "ledger")],
             Self::Payments => &[("payments", "billing")],
+            Self::Invoices => &[("invoices", "ledger"), ("invoice-books", "books")],
         }
     }
 }
@@ -95,8 +112,11 @@ impl Plan {
                 (Self::Slow(8_000), 4),
                 (Self::Refuse, 10),
             ],
-            Subject::Accounts => &[(Self::Fail(1), 300), (Self::Fail(2), 100), (Self::Refuse, 100)],
+            Subject::Accounts => {
+                &[(Self::Fail(1), 1_000), (Self::Fail(2), 400), (Self::Fail(3), 100), (Self::Refuse, 100)]
+            }
             Subject::Payments => &[(Self::Fail(1), 400), (Self::Slow(300), 100), (Self::Refuse, 100)],
+            Subject::Invoices => &[],
         }
     }
 }
@@ -120,7 +140,8 @@ impl Clock {
         match self {
             Self::Right => 0,
             Self::Ahead => rng.i64(1_000..6_000),
-            Self::FarAhead => 30 * 60_000,
+            // For longer than any campaign: a copy of it is never in time.
+            Self::FarAhead => DAY,
             Self::Behind(days) => -DAY * i64::from(days),
         }
     }
@@ -133,6 +154,26 @@ pub struct Body {
     pub key: u32,
     pub part: i32,
     pub plan: Plan,
+}
+
+/// Whether the handler of an order publishes: for half of the keys, as what is published is one more statement in the
+/// transaction, which would show that the transaction was aborted before.
+#[must_use]
+pub fn publishes(key: u32) -> bool {
+    key % (2 * PARTITIONS) < PARTITIONS
+}
+
+/// The body of what the handler of an order publishes.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Invoice {
+    pub event_id: Uuid,
+    /// The order's event.
+    pub cause: Uuid,
+    pub key: u32,
+    /// Counts what was published for the key.
+    pub number: i64,
+    /// How often the database had gone back.
+    pub epoch: i32,
 }
 
 /// A record to be sent.
@@ -191,7 +232,7 @@ impl Load {
             return Draft { is_copy: true, ..self.recent[at].clone() };
         }
         let subject = self.pick(&Subject::SHARES, 100).unwrap_or(Subject::Clicks);
-        let key = self.rng.u32(0..KEYS);
+        let key = self.rng.u32(0..subject.keys());
         if kind < 105 {
             return self.bad(subject, key, now_millis);
         }

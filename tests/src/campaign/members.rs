@@ -14,6 +14,9 @@ use crate::Program;
 /// How long a process may take that was asked to end: its grace period and a little.
 const ENDING: Duration = Duration::from_secs(20);
 
+/// So many lines of its log are shown of a process that did not end as it should.
+const LAST_WORDS: usize = 12;
+
 /// The members of the groups.
 pub struct Members {
     program: PathBuf,
@@ -104,7 +107,7 @@ impl Members {
         match leaving.ended() {
             None => self.timeline.complain(format!("a member did not end within {ENDING:?} after SIGTERM")),
             Some(status) if !status.success() => {
-                let said = last_words(leaving);
+                let said = last_words(leaving, LAST_WORDS);
                 self.timeline.complain(format!("a member ended with {status} after SIGTERM; it said:\n{said}"));
             }
             Some(_) => {}
@@ -115,7 +118,7 @@ impl Members {
     pub fn restart_what_ended(&mut self) {
         for at in 0..self.running.len() {
             if let Some(status) = self.running[at].ended() {
-                let said = last_words(&self.running[at]);
+                let said = last_words(&self.running[at], LAST_WORDS);
                 self.timeline.complain(format!("member {at} ended by itself ({status}); it said:\n{said}"));
                 self.running[at] = self.one();
             }
@@ -127,6 +130,13 @@ impl Members {
         loop {
             self.restart_what_ended();
             tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Notes the end of what each has logged.
+    pub fn say_what_they_said(&self) {
+        for (at, member) in self.running.iter().enumerate() {
+            self.timeline.note(format!("member {at} said last:\n{}", last_words(member, 60)));
         }
     }
 
@@ -145,7 +155,7 @@ impl Members {
     }
 }
 
-fn last_words(program: &Program) -> String {
+fn last_words(program: &Program, lines: usize) -> String {
     let said = program.output();
-    said[said.len().saturating_sub(12)..].join("\n")
+    said[said.len().saturating_sub(lines)..].join("\n")
 }

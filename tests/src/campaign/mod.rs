@@ -18,18 +18,21 @@ mod timeline;
 mod watch;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use idem_runtime::testing::Provider;
 use serde::Serialize;
+use sqlx::AssertSqlSafe;
 
+use crate::Fault;
 use checker::{Evidence, Finding};
 use cluster::Cluster;
 use database::Database;
 use faults::Servers;
-use load::Clock;
 use members::Members;
+use producer::Strings;
+use report::Observed;
 use schedule::{MemberFault, ServerFault};
 use timeline::Timeline;
 use watch::Watch;
@@ -42,6 +45,9 @@ const MAX_POLL: Duration = Duration::from_secs(6);
 
 /// The tiers that the retry topics are named after.
 const RETRIES: [&str; 4] = ["300ms", "1s", "2s", "4s"];
+
+/// How long the provider remembers keys, where nothing else is said.
+pub const MEMORY: Duration = Duration::from_secs(20);
 
 /// How long the rest may take when the load has ended and all servers are up.
 pub const SETTLING: Duration = Duration::from_secs(150);
@@ -58,6 +64,8 @@ pub struct Settings {
     pub per_second: u32,
     pub brokers: usize,
     pub members: usize,
+    /// How long the provider remembers keys. The service asks again only in a part of it.
+    pub memory: Duration,
     /// The service.
     pub program: PathBuf,
     /// Its environment, besides where the servers are.
@@ -72,6 +80,8 @@ pub struct Outcome {
     pub findings: Vec<Finding>,
     /// From the first fault to the findings.
     pub took: Duration,
+    /// Everything was done in time.
+    pub settled: bool,
     evidence: Evidence,
     timeline: Arc<Timeline>,
 }
@@ -99,21 +109,25 @@ pub async fn run(settings: &Settings) -> Outcome {
     create_tables(&database).await;
     let provider = Provider::start().await.unwrap_or_else(|error| panic!("{error}"));
     provider.lose_answers(0.05);
+    provider.remember_keys_for(settings.memory);
     let variables = variables(settings, &kafka, &database, &provider);
     timeline.note("servers are up");
 
     let watch = Watch::default();
     let address = database.address();
-    let clock = Arc::new(Mutex::new(Clock::Right));
+    let producer = Strings::default();
     let mut servers = Servers {
         kafka,
         database,
         provider,
-        clock: Arc::clone(&clock),
+        producer: producer.clone(),
         watch: watch.clone(),
         timeline: Arc::clone(&timeline),
         service: (settings.program.clone(), variables.clone()),
-        days_behind: vec![20, 7, 6, 5, 4, 3].into_iter(),
+        days_behind: vec![7, 6, 5, 4, 3].into_iter(),
+        memory: settings.memory,
+        rewinds: Vec::new(),
+        days_emptied: 0,
     };
     let mut members = Members::start(settings.program.clone(), variables, settings.members, Arc::clone(&timeline));
     let looking = tokio::spawn(watch.clone().look(address.clone(), Arc::clone(&timeline)));
@@ -121,10 +135,11 @@ pub async fn run(settings: &Settings) -> Outcome {
     let client = servers.kafka.client.clone();
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let producing =
-        producer::produce(client.clone(), settings.seed, settings.per_second, stopped, clock, Arc::clone(&timeline));
+        producer::produce(client.clone(), settings.seed, settings.per_second, stopped, producer, Arc::clone(&timeline));
     let producing = tokio::spawn(producing);
     until_all_work(&watch, &mut members).await;
     timeline.note("every handler works on every partition");
+    let asking = tokio::spawn(watch.clone().ask(client.clone()));
     let begun = Instant::now();
     let end = begun + settings.length;
     tokio::join!(
@@ -135,31 +150,59 @@ pub async fn run(settings: &Settings) -> Outcome {
     // The producer waits for this, and ends before it is gone.
     let _ = stop.send(());
     let sent = producing.await.expect("the producer does not panic");
-    looking.abort();
     timeline.note("no more faults");
     let settled = tokio::select! {
         settled = evidence::settled(&client, &address, &timeline, settings.settling) => settled,
-        () = members.keep_running() => false,
+        () = members.keep_running() => None,
     };
-    if !settled {
-        timeline.complain(format!("not everything was read within {:?} after the last fault", settings.settling));
+    looking.abort();
+    asking.abort();
+    if settled.is_none() {
+        members.say_what_they_said();
+        timeline.complain(format!("not everything was done within {:?} after the last fault", settings.settling));
     }
     members.end().await;
+    servers.complain_of_what_did_not_happen();
     timeline.note("checking");
-    let evidence = evidence::gather(&client, &address, &servers.provider, sent, &timeline).await;
+    let mut evidence = evidence::gather(&client, &address, &servers.provider, sent, &timeline).await;
+    evidence.rewinds.clone_from(&servers.rewinds);
+    evidence.key_ttl_millis = i64::try_from(key_ttl(settings.memory).as_millis()).unwrap_or(i64::MAX);
     let findings = checker::check(&evidence);
-    let figures = Figures::new(settings, &evidence, &findings, members.kills, watch.worst(), &timeline);
-    Outcome { figures, findings, took: begun.elapsed(), evidence, timeline }
+    let observed = Observed {
+        kills: members.kills,
+        commits_cut: servers.database.proxy.count(Fault::CutBefore),
+        commit_replies_lost: servers.database.proxy.count(Fault::LoseReply),
+        days_emptied: servers.days_emptied,
+        worst: watch.worst(),
+        settled,
+    };
+    let figures = Figures::new(settings, &evidence, &findings, &observed, &timeline);
+    Outcome { figures, findings, took: begun.elapsed(), settled: settled.is_some(), evidence, timeline }
+}
+
+/// How long the service may ask again with a key: it is stopped for longer than `max.poll.interval.ms` now and
+/// then, also between the moment at which it looks at its clock and that at which its request leaves.
+fn key_ttl(memory: Duration) -> Duration {
+    memory * 2 / 5
 }
 
 /// The tables of the business. Nothing in them keeps an effect from being written twice.
 async fn create_tables(database: &Database) {
     let mut session = database.address().session().await.expect("the database was just started");
-    let tables = "CREATE TABLE effect (position bigserial, handler text NOT NULL, part integer NOT NULL, \
-                      event_id uuid NOT NULL, member integer NOT NULL, \
+    let tables = format!(
+        "CREATE TABLE effect (position bigserial, handler text NOT NULL, part integer NOT NULL, \
+                      event_id uuid NOT NULL, member integer NOT NULL, before uuid, cause uuid, \
                       at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (handler, part, position)); \
-                  CREATE TABLE taken (number integer PRIMARY KEY); INSERT INTO taken VALUES (1)";
-    sqlx::raw_sql(tables).execute(&mut session).await.expect("the tables of the business");
+         CREATE TABLE taken (number integer PRIMARY KEY); INSERT INTO taken VALUES (1); \
+         CREATE TABLE account (key integer PRIMARY KEY, last uuid) WITH (fillfactor = 50); \
+         INSERT INTO account SELECT key FROM generate_series(0, {accounts} - 1) AS key; \
+         CREATE TABLE purchase (key integer PRIMARY KEY, invoices bigint NOT NULL) WITH (fillfactor = 50); \
+         INSERT INTO purchase SELECT key, 0 FROM generate_series(0, {keys} - 1) AS key; \
+         CREATE TABLE epoch (number integer NOT NULL); INSERT INTO epoch VALUES (0)",
+        accounts = load::ACCOUNTS,
+        keys = load::KEYS,
+    );
+    sqlx::raw_sql(AssertSqlSafe(tables)).execute(&mut session).await.expect("the tables of the business");
 }
 
 /// The service's environment: small timeouts, so that every one of them is passed often.
@@ -171,13 +214,15 @@ fn variables(settings: &Settings, kafka: &Cluster, database: &Database, provider
         text("IDEM_ADMIN_ADDR", "off"),
         text("IDEM_KAFKA_BROKERS", kafka.client.bootstrap()),
         text("IDEM_MONEY_BASE_URL", &provider.url()),
+        text("IDEM_MONEY_KEY_TTL", &format!("{}ms", key_ttl(settings.memory).as_millis())),
         text("IDEM_RETRY", &RETRIES.join(",")),
         text("IDEM_SHUTDOWN_GRACE", "5s"),
+        text("IDEM_RELAY_TIMEOUT", "4s"),
         // What is older may be forgotten, and what is ahead by more is refused: see the producer's clock.
         text("IDEM_DEDUP_WINDOW", "1m"),
         text("IDEM_DEDUP_CLOCK_SKEW", "10s"),
         millis("IDEM_KAFKA_MAX_POLL_INTERVAL_MS", MAX_POLL),
-        text("RUST_LOG", "error"),
+        text("RUST_LOG", "error,idem_runtime::group=debug,idem_runtime::kafka=debug"),
     ];
     // The two protocols of groups take turns by the seed.
     if settings.seed.is_multiple_of(2) {
@@ -198,7 +243,7 @@ async fn until_all_work(watch: &Watch, members: &mut Members) {
     while watch.known() < all {
         members.restart_what_ended();
         let known = watch.known();
-        assert!(start.elapsed() < Duration::from_secs(60), "only {known} of {all} partitions are worked on");
+        assert!(start.elapsed() < Duration::from_secs(90), "only {known} of {all} partitions are worked on");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }

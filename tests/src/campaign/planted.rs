@@ -8,16 +8,23 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::checker::Wrong;
 use super::schedule::{MemberFault, ServerFault};
 use crate::java;
 
-/// The variable that switches one on.
+/// The variable that switches them on, by their names with commas between.
 pub const VARIABLE: &str = "IDEM_TEST_PLANTED";
 
 /// A fault of the library.
 #[derive(Debug, Clone, Copy)]
 pub struct Planted {
     pub name: &'static str,
+    /// As what it has to be found.
+    pub expected: Wrong,
+    /// As what it must not be found, as something else guards against that too.
+    pub never: Option<Wrong>,
+    /// Others that are on with it: guards that would hide it.
+    with: &'static [&'static str],
     edits: &'static [Edit],
     /// What has to go wrong around it for its harm to show.
     pub server_faults: &'static [(ServerFault, usize)],
@@ -35,9 +42,12 @@ struct Edit {
 pub const MEMBER_FAULTS: &[(MemberFault, usize)] = &[(MemberFault::Kill, 1)];
 
 /// All of them.
-pub const ALL: [Planted; 6] = [
+pub const ALL: [Planted; 12] = [
     Planted {
         name: "dedup-insert-in-another-transaction",
+        expected: Wrong::Lost,
+        never: None,
+        with: &[],
         edits: &[
             Edit {
                 file: "pg/dedup.rs",
@@ -64,6 +74,9 @@ pub const ALL: [Planted; 6] = [
     },
     Planted {
         name: "offsets-before-the-database",
+        expected: Wrong::Lost,
+        never: None,
+        with: &[],
         edits: &[Edit {
             file: "lane.rs",
             from: "        lock(&self.watermark).deliver(record.offset, record.timestamp_millis)",
@@ -77,15 +90,21 @@ pub const ALL: [Planted; 6] = [
     },
     Planted {
         name: "no-check-before-commit",
+        expected: Wrong::Lost,
+        never: None,
+        with: &[],
         edits: &[Edit {
             file: "pg/commit.rs",
             from: r#"format!("{check}{notes}{published}COMMIT")"#,
-            to: r#"if planted!() { "COMMIT".to_owned() } else { format!("{check}{notes}{published}COMMIT") }"#,
+            to: r#"if planted!() { format!("{notes}{published}COMMIT") } else { format!("{check}{notes}{published}COMMIT") }"#,
         }],
         server_faults: &[(ServerFault::ConnectionsCut, 1)],
     },
     Planted {
         name: "another-key-in-another-process",
+        expected: Wrong::DoubleCharge,
+        never: None,
+        with: &[],
         edits: &[Edit {
             file: "decide/money_key.rs",
             from: "    if operation.is_empty() && generation == 0 {",
@@ -97,6 +116,9 @@ pub const ALL: [Planted; 6] = [
     },
     Planted {
         name: "progress-without-compare-and-set",
+        expected: Wrong::Lost,
+        never: None,
+        with: &["another-server-is-not-noticed"],
         edits: &[
             Edit {
                 file: "pg/progress.rs",
@@ -112,10 +134,13 @@ pub const ALL: [Planted; 6] = [
     .bind(planted!())",
             },
         ],
-        server_faults: &[(ServerFault::PostgresFailedOver, 1)],
+        server_faults: &[(ServerFault::PostgresSwitchedOver, 1)],
     },
     Planted {
         name: "day-emptied-before-its-horizon-is-raised",
+        expected: Wrong::DoubleEffect,
+        never: None,
+        with: &[],
         edits: &[
             Edit {
                 file: "pg/maintenance/empty.rs",
@@ -143,12 +168,112 @@ pub const ALL: [Planted; 6] = [
         ],
         server_faults: &[(ServerFault::ProducerClockBehind, 1)],
     },
+    Planted {
+        name: "another-server-is-not-noticed",
+        expected: Wrong::OutOfOrder,
+        never: Some(Wrong::Lost),
+        with: &[],
+        edits: &[
+            Edit {
+                file: "pipeline.rs",
+                from: "    if session.server() != claim.server {",
+                to: "    if session.server() != claim.server && !planted!() {",
+            },
+            Edit {
+                file: "pipeline/shared.rs",
+                from: "    if session.server() != server {",
+                to: "    if session.server() != server && !planted!() {",
+            },
+        ],
+        server_faults: &[(ServerFault::PostgresFailedOver, 1), (ServerFault::PostgresSwitchedOver, 1)],
+    },
+    Planted {
+        name: "a-key-is-sent-after-its-time",
+        expected: Wrong::DoubleCharge,
+        never: None,
+        with: &[],
+        edits: &[
+            Edit {
+                file: "decide/money.rs",
+                from: "State::Unknown if known.unsure.is_some_and(|unsure| unsure.first >= key_ttl)",
+                to: "State::Unknown if known.unsure.is_some_and(|unsure| unsure.first >= key_ttl && !planted!())",
+            },
+            Edit {
+                file: "decide/money.rs",
+                from: "        _ if known.unsure.is_some_and(|unsure| unsure.first >= key_ttl)",
+                to: "        _ if known.unsure.is_some_and(|unsure| unsure.first >= key_ttl && !planted!())",
+            },
+        ],
+        server_faults: &[(ServerFault::KeysRunOut, 1)],
+    },
+    Planted {
+        name: "what-was-read-again-is-forgotten",
+        expected: Wrong::DoubleCharge,
+        never: None,
+        with: &[],
+        edits: &[Edit {
+            file: "pg/progress.rs",
+            from: "    .bind(record.iter().map(|(_, position)| position.reread_below).collect::<Vec<Option<i64>>>())",
+            to: "    .bind(
+        record.iter().map(|(_, position)| position.reread_below.filter(|_| !planted!())).collect::<Vec<Option<i64>>>(),
+    )",
+        }],
+        server_faults: &[(ServerFault::KeysRunOutOverRestore, 1)],
+    },
+    Planted {
+        name: "followers-of-a-failed-event-are-not-parked",
+        expected: Wrong::OutOfOrder,
+        never: None,
+        with: &[],
+        edits: &[Edit {
+            file: "decide/parking.rs",
+            from: "            Some(_) => Arrival::Behind,",
+            to: "            Some(_) if planted!() => Arrival::Handle,
+            Some(_) => Arrival::Behind,",
+        }],
+        server_faults: &[(ServerFault::ConnectionsCut, 1)],
+    },
+    Planted {
+        name: "what-is-published-has-another-id-each-time",
+        expected: Wrong::DoubleEffect,
+        never: None,
+        with: &[],
+        edits: &[Edit {
+            file: "outbox/buffer.rs",
+            from: "        let Some(first) = derive(0) else {",
+            to: "        let Some(first) = derive(0).filter(|_| !planted!()) else {",
+        }],
+        server_faults: &[(ServerFault::PostgresRestored, 1)],
+    },
+    Planted {
+        name: "outbox-rows-go-before-they-are-acknowledged",
+        expected: Wrong::Lost,
+        never: None,
+        with: &[],
+        edits: &[Edit {
+            file: "outbox/relay.rs",
+            from: "        self.in_flight += 1;",
+            to: "        self.in_flight += 1;
+        if planted!() {
+            self.acknowledged.push(seq);
+        }",
+        }],
+        server_faults: &[(ServerFault::BrokerKilled, 1)],
+    },
 ];
+
+impl Planted {
+    /// The value of [`VARIABLE`] that switches it on.
+    #[must_use]
+    pub fn switches(&self) -> String {
+        [&[self.name], self.with].concat().join(",")
+    }
+}
 
 /// What the copy's library answers to `planted!`.
 const SWITCH: &str = r#"
 pub(crate) fn is_planted(name: &str) -> bool {
-    std::env::var("IDEM_TEST_PLANTED").is_ok_and(|planted| planted == name)
+    std::env::var("IDEM_TEST_PLANTED").is_ok_and(|planted| planted.split(',').any(|one| one == name))
 }
 "#;
 
@@ -228,6 +353,13 @@ fn write(file: &Path, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_on_with_another_one_is_there() {
+        for with in ALL.iter().flat_map(|planted| planted.with) {
+            assert!(ALL.iter().any(|planted| planted.name == *with), "{with}");
+        }
+    }
 
     #[test]
     fn the_lines_that_planted_faults_replace_are_in_the_library_once() {

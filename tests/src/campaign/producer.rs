@@ -1,6 +1,6 @@
 //! Sends the load at a steady rate, and keeps a log of what it sent.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -16,8 +16,43 @@ use crate::Client;
 
 const TICK: Duration = Duration::from_millis(50);
 
-/// The clock that the producer goes by, set by the faults.
-pub type ProducerClock = Arc<Mutex<Clock>>;
+/// What the faults do to the producer. Clones do it to the same.
+#[derive(Debug, Clone, Default)]
+pub struct Strings(Arc<Mutex<Pulled>>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Pulled {
+    clock: Clock,
+    is_silent: bool,
+}
+
+/// A time in which nothing is sent, until it is dropped.
+#[derive(Debug)]
+pub struct Lull(Strings);
+
+impl Strings {
+    /// Sets the clock that the producer goes by.
+    pub fn set_clock(&self, clock: Clock) {
+        self.pulled().clock = clock;
+    }
+
+    /// Lets the producer send nothing.
+    #[must_use]
+    pub fn lull(&self) -> Lull {
+        self.pulled().is_silent = true;
+        Lull(self.clone())
+    }
+
+    fn pulled(&self) -> MutexGuard<'_, Pulled> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Lull {
+    fn drop(&mut self) {
+        self.0.pulled().is_silent = false;
+    }
+}
 
 /// Sends until it is told to stop, waits for every acknowledgement, and returns the log.
 pub async fn produce(
@@ -25,7 +60,7 @@ pub async fn produce(
     seed: u64,
     per_second: u32,
     mut stop: oneshot::Receiver<()>,
-    clock: ProducerClock,
+    strings: Strings,
     timeline: Arc<Timeline>,
 ) -> Vec<Sent> {
     let producer = producer(&kafka);
@@ -44,13 +79,16 @@ pub async fn produce(
     let mut ticks = tokio::time::interval(TICK);
     while matches!(stop.try_recv(), Err(TryRecvError::Empty)) {
         ticks.tick().await;
+        let Pulled { clock, is_silent } = *strings.pulled();
+        if is_silent {
+            continue;
+        }
         due += f64::from(per_second) * TICK.as_secs_f64();
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few dozen")]
         let size = due as usize;
         #[allow(clippy::cast_precision_loss, reason = "a few dozen")]
         let made = size as f64;
         due -= made;
-        let clock = *clock.lock().unwrap_or_else(PoisonError::into_inner);
         for draft in load.chunk(size, unix_millis(), clock) {
             let delivery = send(&producer, &draft).await;
             // The receiver lives as long as this sender.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::Settings;
+use super::checker::outbox::repeated;
 use super::checker::{Evidence, Finding, Wrong, history};
 use super::timeline::Timeline;
 
@@ -24,11 +25,18 @@ pub struct Figures {
     pub records: usize,
     pub effects: usize,
     pub charges: usize,
+    /// Events that a handler published, and records of them that repeat an earlier one.
+    pub published: usize,
+    pub duplicates_on_wire: usize,
     pub dead_letters: usize,
     pub kills: u64,
     /// Of them, faults of a broker or the database.
     pub broker_and_database_faults: u64,
     pub faults: BTreeMap<String, u64>,
+    /// What of it the proxy saw, and how many days of the dedup table were emptied.
+    pub commits_cut: usize,
+    pub commit_replies_lost: usize,
+    pub days_emptied: usize,
     pub lost: usize,
     pub double_effects: usize,
     pub double_charges: usize,
@@ -38,6 +46,18 @@ pub struct Figures {
     /// Processes that ended by themselves or did not end when asked, and the like.
     pub complaints: Vec<String>,
     pub max_recovery_s: f64,
+    /// From the end of the load until everything was done.
+    pub settled_s: Option<f64>,
+}
+
+/// What was seen while it ran.
+pub(super) struct Observed {
+    pub kills: u64,
+    pub commits_cut: usize,
+    pub commit_replies_lost: usize,
+    pub days_emptied: usize,
+    pub worst: Duration,
+    pub settled: Option<Duration>,
 }
 
 impl Figures {
@@ -45,10 +65,11 @@ impl Figures {
         settings: &Settings,
         evidence: &Evidence,
         findings: &[Finding],
-        kills: u64,
-        worst: Duration,
+        observed: &Observed,
         timeline: &Timeline,
     ) -> Self {
+        let tenths = |time: Duration| (time.as_secs_f64() * 10.0).round() / 10.0;
+        let duplicates_on_wire = repeated(&evidence.published);
         let count = |wrong| findings.iter().filter(|finding| finding.wrong == wrong).count();
         let ids: HashSet<_> = evidence.sent.iter().filter_map(|sent| sent.event.map(|(id, _)| id)).collect();
         let faults = timeline.counts();
@@ -62,9 +83,14 @@ impl Figures {
             effects: evidence.effects.len(),
             charges: evidence.charges.len(),
             dead_letters: evidence.letters.len(),
-            kills,
+            published: evidence.published.len() - duplicates_on_wire,
+            duplicates_on_wire,
+            kills: observed.kills,
             broker_and_database_faults: of_servers.filter_map(|(fault, _)| faults.get(&super::name(fault))).sum(),
             faults,
+            commits_cut: observed.commits_cut,
+            commit_replies_lost: observed.commit_replies_lost,
+            days_emptied: observed.days_emptied,
             lost: count(Wrong::Lost),
             double_effects: count(Wrong::DoubleEffect),
             double_charges: count(Wrong::DoubleCharge),
@@ -72,7 +98,8 @@ impl Figures {
             unfinished: count(Wrong::Unfinished),
             dead_for_nothing: count(Wrong::DeadForNothing),
             complaints: timeline.complaints(),
-            max_recovery_s: (worst.as_secs_f64() * 10.0).round() / 10.0,
+            max_recovery_s: tenths(observed.worst),
+            settled_s: observed.settled.map(tenths),
         }
     }
 

@@ -43,8 +43,10 @@ pub enum ServerFault {
     BackendsTerminated,
     /// The database comes back from an earlier base backup; Kafka is current.
     PostgresRestored,
-    /// A replica that lags takes over.
+    /// A replica that lags takes over from a primary that has ended.
     PostgresFailedOver,
+    /// The same without a gap, and while nothing happens: nobody notices by an error.
+    PostgresSwitchedOver,
     /// Connections are cut before COMMIT reaches the server.
     CutBeforeCommit,
     /// Connections are cut when COMMIT was carried out, before the client hears of it.
@@ -59,6 +61,11 @@ pub enum ServerFault {
     ProviderDown,
     /// The provider answers 401 to everything.
     ProviderRefuses,
+    /// The provider loses answers, and then answers 401 for longer than it remembers keys.
+    KeysRunOut,
+    /// The provider answers 401 for longer than it remembers keys; meanwhile the database comes back from an
+    /// earlier base backup.
+    KeysRunOutOverRestore,
     ProducerClockAhead,
     ProducerClockFarAhead,
     ProducerClockBehind,
@@ -83,6 +90,8 @@ impl ServerFault {
                 | BackendsTerminated
                 | PostgresRestored
                 | PostgresFailedOver
+                | PostgresSwitchedOver
+                | KeysRunOutOverRestore
         )
     }
 }
@@ -110,6 +119,7 @@ pub const SERVER_DECK: &[(ServerFault, usize)] = &[
     (ServerFault::BackendsTerminated, 1),
     (ServerFault::PostgresRestored, 1),
     (ServerFault::PostgresFailedOver, 1),
+    (ServerFault::PostgresSwitchedOver, 1),
     (ServerFault::CutBeforeCommit, 1),
     (ServerFault::CommitReplyLost, 1),
     (ServerFault::ConnectionsCut, 1),
@@ -118,6 +128,8 @@ pub const SERVER_DECK: &[(ServerFault, usize)] = &[
     (ServerFault::AnswersLost, 1),
     (ServerFault::ProviderDown, 1),
     (ServerFault::ProviderRefuses, 1),
+    (ServerFault::KeysRunOut, 1),
+    (ServerFault::KeysRunOutOverRestore, 1),
     (ServerFault::ProducerClockAhead, 1),
     (ServerFault::ProducerClockFarAhead, 1),
     (ServerFault::ProducerClockBehind, 1),
@@ -183,6 +195,6 @@ mod tests {
     fn no_server_fault_is_missing_from_the_deck() {
         let dealt: HashSet<ServerFault> = SERVER_DECK.iter().map(|&(fault, _)| fault).collect();
         assert_eq!(dealt.len(), SERVER_DECK.len());
-        assert_eq!(dealt.iter().filter(|fault| fault.is_of_broker_or_database()).count(), 10);
+        assert_eq!(dealt.iter().filter(|fault| fault.is_of_broker_or_database()).count(), 12);
     }
 }
