@@ -130,25 +130,25 @@ async fn an_end_under_load_comes_within_the_grace_period_and_nothing_that_was_do
     let env = TestEnv::new().await.with("IDEM_SHUTDOWN_GRACE", "10s");
     orders::create_tables(&env.pool).await;
     env.kafka.create_topic("together.orders", 4).await;
-    let ids = orders::publish(&env.kafka, "together.orders", &vec![Plan::Succeed; 20_000]).await;
+    let ids = orders::publish(&env.kafka, "together.orders", &vec![Plan::Succeed; 8_000]).await;
     let start = || Program::start(Path::new(env!("CARGO_BIN_EXE_consumer")), &["together"], &env.variables());
     let effects = async || {
         let count: i64 = sqlx::query_scalar("SELECT count(*) FROM effect").fetch_one(&env.pool).await.unwrap();
         count
     };
     let mut program = start();
-    eventually(LIMIT, "the load", async || effects().await > 1_000).await;
+    eventually(LIMIT, "the load", async || effects().await > 500).await;
     program.terminate();
     let asked = Instant::now();
     let status = program.wait(2 * GRACE).await;
     assert!(status.success() && asked.elapsed() < GRACE, "{status} after {:?}", asked.elapsed());
     let done = effects().await;
-    assert!(done < 20_000, "there was no load any more");
+    assert!(done < 8_000, "there was no load any more");
     let committed = env.kafka.committed("together", "together.orders").await;
     assert_eq!(committed.values().map(|committed| committed.offset).sum::<i64>(), done, "committed offsets");
 
     let mut program = start();
-    eventually(LIMIT, "the rest", async || effects().await == 20_000).await;
+    eventually(LIMIT, "the rest", async || effects().await == 8_000).await;
     program.terminate();
     assert!(program.wait(2 * GRACE).await.success());
     orders::assert_each_once(&env.pool, "together", &ids).await;
