@@ -10,12 +10,12 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
 use uuid::Uuid;
 
+use super::GroupContext;
 use super::brakes::Brakes;
 use super::caught_up::Watch;
 use super::lag::Lag;
 use super::progress::{compare, write};
 use super::takeover::{self, Taken};
-use super::{GroupContext, progress};
 use crate::decide::position::{CommittedBy, Read, Rewind, ServerRun};
 use crate::decide::progress::Verdict;
 use crate::health::Obstacle;
@@ -228,17 +228,12 @@ impl Coordinator {
     async fn hand_over(&mut self, drained: Drained) {
         let Drained { mut working, idle } = drained;
         let partitions = working.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
-        match write(&self.group, partitions).await {
-            Ok(offsets) => {
-                if let Err(error) = self.consumer.commit(offsets).await {
-                    let group = &*self.group.name;
-                    tracing::debug!(group, %error, "the last commit was refused; the database knows more");
-                }
-            }
-            Err(error) => {
-                let group = &*self.group.name;
-                tracing::warn!(group, %error, "can't record the last progress; the next owner repeats a little");
-            }
+        let group = &*self.group.name;
+        if let Err(error) = write(&self.group, partitions).await {
+            tracing::warn!(group, %error, "can't record the last progress; the next owner repeats a little");
+        }
+        if let Err(error) = self.consumer.commit(told(self.group.lineage, &working)).await {
+            tracing::debug!(group, %error, "the last commit was refused; the database knows more");
         }
         self.consumer.send(Command::Release(working.into_iter().map(|(partition, _)| partition).chain(idle).collect()));
     }
@@ -326,8 +321,10 @@ impl Coordinator {
         }
         let moved = self.owned.values().any(|owned| owned.lane.position().0 != owned.written);
         if moved && let Err(error) = write(&self.group, self.owned.iter_mut().collect()).await {
-            tracing::warn!(group = &*self.group.name, %error, "can't record progress; nothing is committed meanwhile");
-            return self.position_is_away("recorded", &error);
+            tracing::warn!(group = &*self.group.name, %error, "can't record progress; no offset moves meanwhile");
+            self.position_is_away("recorded", &error);
+            // The offsets are what they were; how far the lanes have begun is not.
+            return self.commit_written();
         }
         if self.owned.values().any(|owned| owned.attempted.is_some()) {
             self.compare().await;
@@ -445,18 +442,22 @@ impl Coordinator {
         let _ = tokio::time::timeout(left(4), self.committing.join_next()).await;
         let group = &*self.group.name;
         let partitions = owned.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
-        match tokio::time::timeout(left(3), progress::write(&self.group, partitions)).await {
-            Ok(Ok(offsets)) => {
-                let commit = self.consumer.commit(offsets);
-                if !matches!(tokio::time::timeout(left(2), commit).await, Ok(Ok(()))) {
-                    tracing::warn!(group, "the last commit was not confirmed; the database knows the position");
-                }
-            }
-            _ => tracing::warn!(group, "can't record the last progress; a little will be delivered again"),
+        if !matches!(tokio::time::timeout(left(3), write(&self.group, partitions)).await, Ok(Ok(()))) {
+            tracing::warn!(group, "can't record the last progress; a little will be delivered again");
+        }
+        let commit = self.consumer.commit(told(self.group.lineage, &owned));
+        if !matches!(tokio::time::timeout(left(2), commit).await, Ok(Ok(()))) {
+            tracing::warn!(group, "the last commit was not confirmed; the database knows the position");
         }
         self.consumer.close(left(1)).await;
         tracing::info!(group, "left");
     }
+}
+
+/// What Kafka is told of partitions in the end, also where their progress could not be recorded: the next owner has to
+/// know how far this one had begun.
+fn told(lineage: Uuid, partitions: &[(Partition, Owned)]) -> Vec<(Partition, i64, String)> {
+    partitions.iter().map(|(partition, owned)| owned.commit(lineage, partition)).collect()
 }
 
 /// Waits until then; for ever, if there is no then.

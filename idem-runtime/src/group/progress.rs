@@ -9,26 +9,20 @@ use crate::kafka::consumer::Partition;
 use crate::pg::progress::{self as rows, Write};
 use crate::pg::session::on_service;
 
-/// Writes positions by compare-and-set. Returns what the database now holds for certain, as commits.
+/// Writes positions by compare-and-set, and notes what the database now holds for certain.
 ///
 /// # Cancel safety
 /// Dropped in the middle, the partitions keep what was attempted, and the next comparison clears it up.
-pub(super) async fn write(
-    group: &GroupContext,
-    partitions: Vec<(&Partition, &mut Owned)>,
-) -> Result<Vec<(Partition, i64, String)>, sqlx::Error> {
-    let mut written = Vec::new();
+pub(super) async fn write(group: &GroupContext, partitions: Vec<(&Partition, &mut Owned)>) -> Result<(), sqlx::Error> {
     let mut moved = Vec::new();
     for (partition, owned) in partitions {
         let (next_offset, event_millis) = owned.lane.position();
-        if next_offset == owned.written {
-            written.push(owned.commit(group.lineage, partition));
-        } else if owned.attempted.is_none() {
+        if next_offset != owned.written && owned.attempted.is_none() {
             moved.push((partition, owned, next_offset, event_millis));
         }
     }
     if moved.is_empty() {
-        return Ok(written);
+        return Ok(());
     }
     let mut writes = Vec::with_capacity(moved.len());
     for (partition, owned, next_offset, event_millis) in &mut moved {
@@ -52,10 +46,9 @@ pub(super) async fn write(
         if confirmed.contains(partition) {
             owned.written = next_offset;
             owned.attempted = None;
-            written.push(owned.commit(group.lineage, partition));
         }
     }
-    Ok(written)
+    Ok(())
 }
 
 /// Reads the rows and judges them. Returns what is not as this member left it.

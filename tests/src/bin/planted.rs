@@ -55,7 +55,7 @@ impl Found {
                 let is_alone = !outcome.findings.iter().any(|finding| Some(finding.wrong) == never);
                 of_this_kind.next().is_some() && is_alone && outcome.settled && outcome.took < LIMIT
             }
-            None => outcome.figures.are_right(),
+            None => outcome.figures.are_right_within(campaign::LONGEST_RECOVERY * 2),
         };
         let of_this_kind = outcome.findings.iter().filter(|finding| Some(finding.wrong) == expected).count();
         let (wrong, complaints) = (outcome.figures.wrong(), outcome.figures.complaints.clone());

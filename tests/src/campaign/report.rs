@@ -114,10 +114,10 @@ impl Figures {
             + self.dead_for_nothing
     }
 
-    /// Whether all promises were kept.
+    /// Whether all promises were kept, and work was resumed within this time.
     #[must_use]
-    pub fn are_right(&self) -> bool {
-        self.wrong() == 0 && self.complaints.is_empty() && self.max_recovery_s <= LONGEST_RECOVERY.as_secs_f64()
+    pub fn are_right_within(&self, longest_recovery: Duration) -> bool {
+        self.wrong() == 0 && self.complaints.is_empty() && self.max_recovery_s <= longest_recovery.as_secs_f64()
     }
 }
 
