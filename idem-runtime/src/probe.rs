@@ -14,6 +14,7 @@
 /// }
 /// # }
 /// ```
+#[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "nobody dies on purpose"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum CrashPoint {
