@@ -42,7 +42,7 @@ struct Edit {
 pub const MEMBER_FAULTS: &[(MemberFault, usize)] = &[(MemberFault::Kill, 1)];
 
 /// All of them.
-pub const ALL: [Planted; 12] = [
+pub const ALL: [Planted; 11] = [
     Planted {
         name: "dedup-insert-in-another-transaction",
         expected: Wrong::Lost,
@@ -244,21 +244,6 @@ pub const ALL: [Planted; 12] = [
             to: "        let Some(first) = derive(0).filter(|_| !planted!()) else {",
         }],
         server_faults: &[(ServerFault::PostgresRestored, 1)],
-    },
-    Planted {
-        name: "outbox-rows-go-before-they-are-acknowledged",
-        expected: Wrong::Lost,
-        never: None,
-        with: &[],
-        edits: &[Edit {
-            file: "outbox/relay.rs",
-            from: "        self.in_flight += 1;",
-            to: "        self.in_flight += 1;
-        if planted!() {
-            self.acknowledged.push(seq);
-        }",
-        }],
-        server_faults: &[(ServerFault::BrokerKilled, 1)],
     },
 ];
 
