@@ -253,14 +253,15 @@ async fn readiness_says_what_is_in_the_way_and_the_page_comes_without_the_databa
     assert_eq!(ready(StatusCode::OK).await["reasons"], serde_json::json!([]));
     postgres.stop_fast().await.unwrap();
     // Also while there is nothing to do, and not for a moment only.
-    ready(StatusCode::SERVICE_UNAVAILABLE).await;
-    for _ in 0..30 {
-        assert_eq!(browser.get("/readyz").await.status, StatusCode::SERVICE_UNAVAILABLE);
+    let is_told = async || browser.get("/readyz").await.text.contains("group probed: its position can't be read");
+    eventually(LIMIT, "what is in the way of the group", is_told).await;
+    for _ in 0..25 {
+        assert!(is_told().await, "{}", browser.get("/readyz").await.text);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     orders::publish(&env.kafka, "probed.orders", &[Plan::Succeed]).await;
-    let reasons = ready(StatusCode::SERVICE_UNAVAILABLE).await["reasons"].to_string();
-    assert!(reasons.contains("probed"), "{reasons}");
+    eventually(LIMIT, "the event to wait", async || browser.get("/readyz").await.text.contains("probed.orders/0"))
+        .await;
     assert_eq!(browser.get("/healthz").await.status, StatusCode::OK);
     let asked = Instant::now();
     let page = browser.get("/").await;
