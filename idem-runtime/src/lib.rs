@@ -54,7 +54,6 @@ mod spec;
 mod stop;
 mod telemetry;
 #[cfg(feature = "testing")]
-#[doc = include_str!("testing.md")]
 pub mod testing;
 #[cfg(any(feature = "money", feature = "otlp"))]
 mod tls;

@@ -1,3 +1,4 @@
+#![doc = include_str!("../testing.md")]
 // Servers for tests, and a bench for handlers (`harness/`); the page is `testing.md`.
 
 mod binaries;
