@@ -62,6 +62,10 @@ pub async fn run(args: &Args, options: &Options) -> Result<Value, Failed> {
 
 /// Milliseconds of each event.
 async fn one(servers: &Servers, who: &str, args: &Args) -> Result<Vec<f64>, Failed> {
+    // What the one before was sent is not for this one, which reads from the beginning.
+    for partition in 0..PARTITIONS {
+        servers.kafka.delete_all_records(LATENCY, partition).await;
+    }
     let database = servers.database().await?;
     let count = args.rate * args.seconds;
     let (warm_up, text) = (args.rate, (count + args.rate).to_string());

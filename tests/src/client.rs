@@ -172,8 +172,20 @@ impl Client {
     /// # Panics
     /// When the broker refuses.
     pub async fn delete_records(&self, topic: &str, partition: i32, before: i64) {
+        self.cut(topic, partition, rdkafka::Offset::Offset(before)).await;
+    }
+
+    /// Empties a partition; its offsets go on.
+    ///
+    /// # Panics
+    /// When the broker refuses.
+    pub async fn delete_all_records(&self, topic: &str, partition: i32) {
+        self.cut(topic, partition, rdkafka::Offset::End).await;
+    }
+
+    async fn cut(&self, topic: &str, partition: i32, before: rdkafka::Offset) {
         let mut list = rdkafka::TopicPartitionList::new();
-        list.add_partition_offset(topic, partition, rdkafka::Offset::Offset(before)).expect("a valid offset");
+        list.add_partition_offset(topic, partition, before).expect("a valid offset");
         let deleted = self.admin().delete_records(&list, &options()).await;
         deleted.unwrap_or_else(|error| panic!("cannot delete records of {topic}: {error}"));
     }
