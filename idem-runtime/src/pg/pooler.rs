@@ -11,7 +11,7 @@
 //!
 //! So a pooler is refused, and `IDEM_DATABASE_DIRECT_URL` leads past it.
 
-use sqlx::Row;
+use sqlx::{PgConnection, Row};
 
 use super::session::{LOCK_TIMEOUT, Pools, on_service};
 
@@ -21,24 +21,30 @@ const CURE: &str = "the URL must lead to PostgreSQL itself, not to a pooler such
 /// `unsupported startup parameter`: the answer of a pooler that does not pass on what a session wants.
 const PROTOCOL_VIOLATION: &str = "08P01";
 
+/// Whether a session is refused for the settings that it was to begin with.
+pub(crate) fn refuses_settings(error: &sqlx::Error) -> bool {
+    matches!(error, sqlx::Error::Database(error) if error.code().as_deref() == Some(PROTOCOL_VIOLATION))
+}
+
+/// The `lock_timeout` of a session, in seconds. If it is not the one that the session was begun with, this is another
+/// session.
+pub(crate) async fn lock_timeout_seconds(connection: &mut PgConnection) -> Result<i64, sqlx::Error> {
+    // Not prepared: a statement of that name may be there, of somebody else's.
+    let ask = "SELECT extract(epoch FROM current_setting('lock_timeout')::interval)::bigint";
+    sqlx::raw_sql(ask).fetch_one(connection).await?.try_get(0)
+}
+
 /// Why connections to this address can't be used, if a pooler is in the way.
 ///
 /// # Errors
 /// When the database is away, or refuses.
 pub(crate) async fn problem(pools: &Pools) -> Result<Option<String>, sqlx::Error> {
-    let told = on_service(pools, |connection| {
-        Box::pin(async move {
-            // Not prepared: a statement of that name may be there, of somebody else's.
-            let ask = "SELECT extract(epoch FROM current_setting('lock_timeout')::interval)::bigint";
-            sqlx::raw_sql(ask).fetch_one(connection).await?.try_get::<i64, _>(0)
-        })
-    });
-    match told.await {
+    match on_service(pools, |connection| Box::pin(lock_timeout_seconds(connection))).await {
         Ok(seconds) if u64::try_from(seconds) == Ok(LOCK_TIMEOUT.as_secs()) => Ok(None),
         Ok(_) => {
             Ok(Some(format!("IDEM_DATABASE_URL: a session does not have the settings that it was begun with: {CURE}")))
         }
-        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(PROTOCOL_VIOLATION) => {
+        Err(error) if refuses_settings(&error) => {
             Ok(Some(format!("IDEM_DATABASE_URL: the settings of a session are refused: {CURE}")))
         }
         Err(error) => Err(error),

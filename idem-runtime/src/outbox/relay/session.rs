@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::config::Config;
 use crate::decide::relay::{PassedOver, Seen};
 use crate::pg::outbox::{self, Taken};
+use crate::pg::pooler;
 use crate::pg::session::{bounded, refuse_standby};
 
 /// The number of the advisory lock: an arbitrary one, with that of the schema's own table behind it. A database has
@@ -20,10 +21,6 @@ const LOCK: &str = "SELECT pg_try_advisory_lock((7651::bigint << 32) | 'idem_rel
 
 /// With its seconds. It tells a session of its own from one behind a pooler, which was begun without it.
 const LOCK_TIMEOUT: (&str, i64) = ("5s", 5);
-const ASK_SESSION: &str =
-    "SELECT pg_backend_pid(), extract(epoch FROM current_setting('lock_timeout')::interval)::bigint";
-/// `unsupported startup parameter`: the answer of a pooler that does not pass on what a session wants.
-const PROTOCOL_VIOLATION: &str = "08P01";
 
 /// Why there is no session.
 #[derive(Debug, thiserror::Error)]
@@ -92,17 +89,22 @@ async fn answered<T>(
 
 async fn connect(config: &Config) -> Result<(PgConnection, i32), OpenError> {
     let mut connection = match bounded(PgConnection::connect_with(&options(config))).await {
-        Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(PROTOCOL_VIOLATION) => {
+        Err(error) if pooler::refuses_settings(&error) => {
             return Err(through_a_pooler("what it wants of it is refused"));
         }
         connected => connected?,
     };
     bounded(refuse_standby(&mut connection)).await?;
-    let (process, lock_timeout): (i32, i64) = bounded(sqlx::query_as(ASK_SESSION).fetch_one(&mut connection)).await?;
-    if lock_timeout != LOCK_TIMEOUT.1 {
+    if bounded(pooler::lock_timeout_seconds(&mut connection)).await? != LOCK_TIMEOUT.1 {
         return Err(through_a_pooler("it is not as it was begun"));
     }
+    let process = bounded(process(&mut connection)).await?;
     Ok((connection, process))
+}
+
+/// The server's process behind a session.
+async fn process(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
+    sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(connection).await
 }
 
 impl Session {
@@ -166,8 +168,7 @@ impl Session {
     /// Makes sure that the lock is held: it is the session's.
     pub(super) async fn confirm(&mut self) -> Result<(), sqlx::Error> {
         let mut before = self.confirmed;
-        let process = sqlx::query_scalar("SELECT pg_backend_pid()");
-        let process: i32 = answered(&mut before, process.fetch_one(&mut self.connection)).await?;
+        let process = answered(&mut before, process(&mut self.connection)).await?;
         if process != self.process {
             return Err(sqlx::Error::Protocol(
                 "the connection leads to another session: a pooler is in the way".to_owned(),
