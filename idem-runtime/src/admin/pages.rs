@@ -107,11 +107,10 @@ pub(super) async fn letters(
     Extension(visitor): Extension<Visitor>,
     Query(which): Query<Which>,
 ) -> Page {
-    let sorry = |refusal| Sorry::new(&site, &visitor, refusal);
-    let filter = which.filter().map_err(sorry)?;
-    let group = site.own(&which.group).map_err(|failed| sorry(failed.into()))?;
+    let filter = which.filter().map_err(sorry(&site, &visitor))?;
+    let group = site.own(&which.group).map_err(sorry(&site, &visitor))?;
     let found = of_queue(&site, dlq::list(&site.ops, group, &filter, &mut silent)).await;
-    let found = found.map_err(|failed| sorry(failed.into()))?;
+    let found = found.map_err(sorry(&site, &visitor))?;
     Ok(html(view::letters::letters(&chrome(&site, &visitor), &found, now())))
 }
 
@@ -120,10 +119,12 @@ pub(super) async fn letter(
     Extension(visitor): Extension<Visitor>,
     Query(which): Query<Which>,
 ) -> Page {
-    let sorry = |refusal| Sorry::new(&site, &visitor, refusal);
-    let at = which.filter().and_then(|filter| filter.at.ok_or(Refusal::wrong("which letter?"))).map_err(sorry)?;
-    let group = site.own(&which.group).map_err(|failed| sorry(failed.into()))?;
-    let found = of_queue(&site, dlq::show(&site.ops, group, at, false)).await.map_err(|failed| sorry(failed.into()))?;
+    let at = which
+        .filter()
+        .and_then(|filter| filter.at.ok_or(Refusal::wrong("which letter?")))
+        .map_err(sorry(&site, &visitor))?;
+    let group = site.own(&which.group).map_err(sorry(&site, &visitor))?;
+    let found = of_queue(&site, dlq::show(&site.ops, group, at, false)).await.map_err(sorry(&site, &visitor))?;
     Ok(html(view::letters::letter(&chrome(&site, &visitor), &which.group, &found, now())))
 }
 
@@ -158,11 +159,10 @@ pub(super) async fn payload(
     Extension(visitor): Extension<Visitor>,
     Form(form): Form<AboutLetters>,
 ) -> Page {
-    let sorry = |refusal| Sorry::new(&site, &visitor, refusal);
     let operator = allowed(&site, &visitor, form.form_secret.as_deref())?;
-    let filter = form.which().filter().map_err(sorry)?;
-    let at = filter.at.ok_or_else(|| sorry(Refusal::wrong("which letter?")))?;
-    let found = changes::payload(&site, &operator, &form.group, at).await.map_err(|failed| sorry(failed.into()))?;
+    let filter = form.which().filter().map_err(sorry(&site, &visitor))?;
+    let at = filter.at.ok_or_else(|| Sorry::new(&site, &visitor, Refusal::wrong("which letter?")))?;
+    let found = changes::payload(&site, &operator, &form.group, at).await.map_err(sorry(&site, &visitor))?;
     Ok(html(view::letters::letter(&chrome(&site, &visitor), &form.group, &found, now())))
 }
 
@@ -172,13 +172,12 @@ pub(super) async fn try_replay(
     Extension(visitor): Extension<Visitor>,
     Form(form): Form<AboutLetters>,
 ) -> Page {
-    let sorry = |refusal| Sorry::new(&site, &visitor, refusal);
     let operator = allowed(&site, &visitor, form.form_secret.as_deref())?;
-    let filter = form.which().filter().map_err(sorry)?;
+    let filter = form.which().filter().map_err(sorry(&site, &visitor))?;
     let allow_expired = form.allow_expired.is_some();
     let options = Options { filter, limit: None, dry_run: true, allow_expired };
     let tried = Plan { group: form.group, options };
-    let found = changes::replay(&site, &operator, &tried).await.map_err(|failed| sorry(failed.into()))?;
+    let found = changes::replay(&site, &operator, &tried).await.map_err(sorry(&site, &visitor))?;
     let plan = (found.to_replay > 0).then(|| {
         // No more than what was shown.
         let options = Options { dry_run: false, limit: Some(found.to_replay), ..tried.options.clone() };
@@ -199,12 +198,12 @@ pub(super) async fn replay(
     Extension(visitor): Extension<Visitor>,
     Form(Confirm { form_secret, plan }): Form<Confirm>,
 ) -> Page {
-    let sorry = |refusal| Sorry::new(&site, &visitor, refusal);
     let operator = allowed(&site, &visitor, form_secret.as_deref())?;
     let plan = site.access.take_plan(&operator, &plan);
-    let plan =
-        plan.ok_or_else(|| sorry(Refusal::wrong("this replay was done, or another one was tried since: try again")))?;
-    let done = changes::replay(&site, &operator, &plan).await.map_err(|failed| sorry(failed.into()))?;
+    let plan = plan.ok_or_else(|| {
+        Sorry::new(&site, &visitor, Refusal::wrong("this replay was done, or another one was tried since: try again"))
+    })?;
+    let done = changes::replay(&site, &operator, &plan).await.map_err(sorry(&site, &visitor))?;
     Ok(html(view::letters::replayed(&chrome(&site, &visitor), &done, &plan.options.filter, None)))
 }
 
@@ -218,10 +217,9 @@ pub(super) async fn call(
     Extension(visitor): Extension<Visitor>,
     Query(Key { key }): Query<Key>,
 ) -> Page {
-    let sorry = |refusal| Sorry::new(&site, &visitor, refusal);
-    let open = bounded(calls::list(&site.ops, None)).await.map_err(|failed| sorry(failed.into()))?;
+    let open = bounded(calls::list(&site.ops, None)).await.map_err(sorry(&site, &visitor))?;
     let found = open.into_iter().find(|call| call.key == key);
-    let found = found.ok_or_else(|| sorry(Failed::Ops(OpsError::NoCall { key }).into()))?;
+    let found = found.ok_or_else(|| Sorry::new(&site, &visitor, Failed::Ops(OpsError::NoCall { key })))?;
     Ok(html(view::money::call(&chrome(&site, &visitor), &found, now())))
 }
 
@@ -241,7 +239,7 @@ pub(super) async fn resolve(
 ) -> Result<Redirect, Sorry> {
     let operator = allowed(&site, &visitor, form.form_secret.as_deref())?;
     let resolved = changes::resolve(&site, &operator, &form.key, form.decision.into(), &form.note).await;
-    resolved.map_err(|failed| Sorry::new(&site, &visitor, failed.into()))?;
+    resolved.map_err(sorry(&site, &visitor))?;
     Ok(Redirect::to("/"))
 }
 
@@ -256,10 +254,9 @@ pub(super) async fn parked(
     Extension(visitor): Extension<Visitor>,
     Query(Seq { seq }): Query<Seq>,
 ) -> Page {
-    let sorry = |refusal| Sorry::new(&site, &visitor, refusal);
-    let found = bounded(outbox::list(&site.ops)).await.map_err(|failed| sorry(failed.into()))?;
+    let found = bounded(outbox::list(&site.ops)).await.map_err(sorry(&site, &visitor))?;
     let found = found.parked.into_iter().find(|parked| parked.seq == seq);
-    let found = found.ok_or_else(|| sorry(Failed::Ops(OpsError::NotParked { seq }).into()))?;
+    let found = found.ok_or_else(|| Sorry::new(&site, &visitor, Failed::Ops(OpsError::NotParked { seq })))?;
     Ok(html(view::outbox::release(&chrome(&site, &visitor), &found, now())))
 }
 
@@ -284,7 +281,7 @@ pub(super) async fn release(
 ) -> Result<Redirect, Sorry> {
     let operator = allowed(&site, &visitor, form_secret.as_deref())?;
     let released = changes::release(&site, &operator, seq, matches!(what, What::Drop)).await;
-    released.map_err(|failed| Sorry::new(&site, &visitor, failed.into()))?;
+    released.map_err(sorry(&site, &visitor))?;
     Ok(Redirect::to("/"))
 }
 
@@ -301,12 +298,17 @@ pub(super) async fn resume(
 ) -> Result<Redirect, Sorry> {
     let operator = allowed(&site, &visitor, form.form_secret.as_deref())?;
     let resumed = changes::resume(&site, &operator, &form.group).await;
-    resumed.map_err(|failed| Sorry::new(&site, &visitor, failed.into()))?;
+    resumed.map_err(sorry(&site, &visitor))?;
     Ok(Redirect::to("/"))
 }
 
 fn allowed(site: &Site, visitor: &Visitor, form_secret: Option<&str>) -> Result<Operator, Sorry> {
-    visitor.may_change(form_secret).map_err(|refused| Sorry::new(site, visitor, refused.into()))
+    visitor.may_change(form_secret).map_err(sorry(site, visitor))
+}
+
+/// Makes a page of why something was not done.
+fn sorry<E: Into<Refusal>>(site: &Site, visitor: &Visitor) -> impl FnOnce(E) -> Sorry {
+    move |refusal| Sorry::new(site, visitor, refusal)
 }
 
 /// A page that says why there is no other.
@@ -316,9 +318,9 @@ pub(super) struct Sorry {
 }
 
 impl Sorry {
-    fn new(site: &Site, visitor: &Visitor, refusal: Refusal) -> Self {
-        let page = view::message(&chrome(site, visitor), "That did not work", &refusal.why);
-        Self { status: refusal.status, page: html(page) }
+    fn new(site: &Site, visitor: &Visitor, refusal: impl Into<Refusal>) -> Self {
+        let Refusal { status, why } = refusal.into();
+        Self { status, page: html(view::message(&chrome(site, visitor), "That did not work", &why)) }
     }
 }
 
