@@ -36,7 +36,7 @@ pub fn asyncapi() -> Value {
 }
 
 pub(crate) fn document(title: &str, handlers: &[Handler]) -> Value {
-    let mut schemas = Schemas::default();
+    let mut schemas = Schemas::new();
     let mut messages = Map::new();
     let mut channels: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
     let mut operations = Map::new();
@@ -114,16 +114,13 @@ fn operation(handler: &Handler, message: &str) -> Value {
 struct Schemas(schemars::SchemaGenerator);
 
 #[cfg(feature = "schemars")]
-impl Default for Schemas {
-    fn default() -> Self {
+impl Schemas {
+    fn new() -> Self {
         // What AsyncAPI's own schema objects are a superset of.
         let settings = schemars::generate::SchemaSettings::draft07();
         Self(settings.with(|settings| settings.definitions_path = "/components/schemas".into()).into_generator())
     }
-}
 
-#[cfg(feature = "schemars")]
-impl Schemas {
     fn of(&mut self, handler: &Handler) -> Option<Value> {
         handler.decode.schema.map(|schema| (schema.of)(&mut self.0).into())
     }
@@ -134,11 +131,14 @@ impl Schemas {
 }
 
 #[cfg(not(feature = "schemars"))]
-#[derive(Default)]
 struct Schemas;
 
 #[cfg(not(feature = "schemars"))]
 impl Schemas {
+    fn new() -> Self {
+        Self
+    }
+
     fn of(&mut self, _: &Handler) -> Option<Value> {
         None
     }
