@@ -7,6 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::decide::outcome::Reason;
+use crate::decide::sql_error;
 use crate::money::MoneyError;
 use crate::outbox::PublishError;
 
@@ -82,6 +83,14 @@ impl HandlerError {
     /// The database, the broker or a provider as a whole is not usable.
     pub fn infrastructure(cause: impl Into<Box<dyn Error + Send + Sync>> + 'static) -> Self {
         Self::Infrastructure(Failure::new(cause))
+    }
+
+    /// A statement of the library's own failed, in the event's transaction: see [`sql_error::class_of_own`].
+    pub(crate) fn of_own(error: sqlx::Error) -> Self {
+        match sql_error::class_of_own(&error) {
+            Class::Infrastructure => Self::infrastructure(error),
+            _ => error.into(),
+        }
     }
 
     /// This event may succeed later.
@@ -311,7 +320,7 @@ impl<T, E: Into<Box<dyn Error + Send + Sync>> + 'static> ClassifyExt<T> for Resu
 
 impl Classified for sqlx::Error {
     fn class(&self) -> Class {
-        crate::decide::sql_error::class(self)
+        sql_error::class(self)
     }
 }
 

@@ -426,13 +426,7 @@ async fn handled(
             let text = "a money call was resolved otherwise while its event was handled";
             (Outcome::Infrastructure(Failure::new(text)), Connection::Unknown)
         }
-        Ok(Commit::Unpublished(error)) => {
-            let outcome = match sql_error::class_of_own(&error) {
-                Class::Infrastructure => infrastructure(error),
-                _ => HandlerError::from(error).into(),
-            };
-            (outcome, Connection::Unknown)
-        }
+        Ok(Commit::Unpublished(error)) => (HandlerError::of_own(error).into(), Connection::Unknown),
         // A deferred constraint of the user's tables, with the class of its SQLSTATE.
         Ok(Commit::Failed(error)) => {
             let connection = if is_prepared { Connection::after_commit(&error) } else { Connection::Unknown };

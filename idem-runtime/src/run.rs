@@ -168,7 +168,7 @@ impl Builder {
         let _admin = match &config.admin {
             None => None,
             Some(settings) => {
-                let bound = crate::admin::bind(settings).map_err(|problem| RunError::Setup(Problems(vec![problem])))?;
+                let bound = crate::admin::bind(settings).map_err(RunError::setup)?;
                 crate::admin::record_metrics();
                 // Dropped with this future, which ends the server too.
                 let (running, ended) = tokio::sync::oneshot::channel::<()>();
@@ -435,7 +435,7 @@ impl Running {
                     AdoptError::Database(error) => Err(error),
                 };
                 if let Some(problem) = pooler::problem(pools).await? {
-                    return Ok(Err(RunError::Setup(Problems(vec![problem]))));
+                    return Ok(Err(RunError::setup(problem)));
                 }
                 if let Err(error) = adopt::check(pools, &groups).await {
                     return unusable(error);
@@ -443,10 +443,10 @@ impl Running {
                 if self.config.migrate {
                     migrate::migrate(&pools.service).await?;
                 } else if let Some(problem) = not_migrated(migrate::pending(pools).await?) {
-                    return Ok(Err(RunError::Setup(Problems(vec![problem]))));
+                    return Ok(Err(RunError::setup(problem)));
                 }
                 if let Some(problem) = rights::problem(pools).await? {
-                    return Ok(Err(RunError::Setup(Problems(vec![problem]))));
+                    return Ok(Err(RunError::setup(problem)));
                 }
                 if let Err(error) = adopt::claim(pools, &groups).await {
                     return unusable(error);
@@ -475,7 +475,7 @@ impl Running {
                 Err(error) => {
                     let role = self.config.database.get_username();
                     return Err(match rights::refused(&error, role, self.config.migrate) {
-                        Some(problem) => RunError::Setup(Problems(vec![problem])),
+                        Some(problem) => RunError::setup(problem),
                         None => RunError::Database(error),
                     });
                 }
@@ -599,6 +599,13 @@ pub enum RunError {
         /// The lineage that Kafka's offsets name.
         theirs: Uuid,
     },
+}
+
+impl RunError {
+    /// The one thing that is wrong before the start.
+    pub(crate) fn setup(problem: String) -> Self {
+        Self::Setup(Problems(vec![problem]))
+    }
 }
 
 /// Everything that is wrong, one sentence each.

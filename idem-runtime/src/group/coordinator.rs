@@ -393,7 +393,7 @@ impl Coordinator {
         }
     }
 
-    /// Until the rows were read again, which happens in each tick while a write is unsure, and else every few.
+    /// Until the rows were read again, which is tried in each tick from now on.
     fn position_is_away(&self, what: &str, error: &dyn std::fmt::Display) {
         let reason = format!("group {}: its position can't be {what}: {error}", self.group.name);
         self.group.health.set(Obstacle::Position(Arc::clone(&self.group.name)), reason);

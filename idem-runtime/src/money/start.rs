@@ -12,7 +12,7 @@ use crate::handler::Handler;
 use crate::pg::money as rows;
 use crate::pg::session::{Pools, Session, bounded};
 use crate::registry::money_name;
-use crate::run::{Problems, RunError};
+use crate::run::RunError;
 
 /// What the settings alone say to be wrong.
 pub(crate) fn problems(config: &Config, handlers: &[Handler]) -> Vec<String> {
@@ -71,7 +71,7 @@ pub(crate) fn provider<'a>(
         return Ok(None);
     }
     let provider = Provider::new(config, pools);
-    provider.map(|provider| Some(Arc::new(provider))).map_err(|problem| RunError::Setup(Problems(vec![problem])))
+    provider.map(|provider| Some(Arc::new(provider))).map_err(RunError::setup)
 }
 
 fn with_money(handlers: &[Handler]) -> impl Iterator<Item = &Handler> {

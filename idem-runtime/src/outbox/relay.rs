@@ -30,7 +30,7 @@ use crate::health::{Health, Obstacle};
 use crate::pg::migrate;
 use crate::pg::session::Pools;
 use crate::pipeline::in_place_backoff;
-use crate::run::{Problems, RunError, termination};
+use crate::run::{RunError, termination};
 use crate::stop::{self, Stop};
 
 /// How often whoever waits for its turn asks for the lock.
@@ -81,7 +81,7 @@ pub(crate) async fn keep(config: Arc<Config>, health: Health, stop: Stop) -> Res
         };
         match ended {
             Ok(()) => break,
-            Err(Ended::Pooler(problem)) => return Err(RunError::Setup(Problems(vec![problem]))),
+            Err(Ended::Pooler(problem)) => return Err(RunError::setup(problem)),
             Err(ended) => {
                 tracing::warn!(error = %ended, "the outbox is not relayed by this process; trying again");
                 if started.elapsed() > Duration::from_secs(60) {

@@ -268,11 +268,7 @@ async fn transaction(
     // outbox
     let Tx { connection, outbox } = tx;
     if let Err(error) = bounded(outbox::insert(connection, outbox.rows())).await {
-        let attempt = match sql_error::class_of_own(&error) {
-            Class::Infrastructure => again(error),
-            _ => after(None, HandlerError::from(error)),
-        };
-        return (attempt, Connection::Unknown);
+        return (after(None, HandlerError::of_own(error)), Connection::Unknown);
     }
 
     // commit; a deferred constraint of the user's tables fails here, and does not say for which event
