@@ -126,8 +126,8 @@ impl Lane {
         self.state() != LaneState::Running || (self.queued.used() == 0 && lock(&self.watermark).is_idle())
     }
 
-    /// Lets what runs finish, within the bound; starts nothing more. What does not finish in time
-    /// is rolled back.
+    /// Lets what runs finish, within the bound, and what lies below it; starts nothing else. What does not
+    /// finish in time is rolled back.
     pub(crate) async fn drain(&mut self, bound: Duration) {
         self.stop.stop();
         if tokio::time::timeout(bound, &mut self.task).await.is_err() {
@@ -182,6 +182,10 @@ impl Ledger {
         }
     }
 
+    fn finished_below(&self) -> i64 {
+        lock(&self.watermark).finished_below()
+    }
+
     fn is_braked(&self) -> bool {
         self.brake.borrow().is_some()
     }
@@ -202,13 +206,20 @@ async fn run(
     let mut running = FuturesUnordered::new();
     // Parked events among `keys`; few, so that they and new records take turns.
     let mut parked = 0;
+    let mut fed = true;
+    // The lowest offset that was given up: nothing above it counts before a restart.
+    let mut given_up = i64::MAX;
     loop {
-        let held = stop.is_requested() || ledger.is_braked();
-        while let Some(key) = (!held && parked < group.concurrency).then(|| parking?.take_due()).flatten() {
+        let ending = !fed || stop.is_requested();
+        let braked = ledger.is_braked();
+        while let Some(key) = (!ending && !braked && parked < group.concurrency).then(|| parking?.take_due()).flatten()
+        {
             keys.push(key, Work::Parked);
             parked += 1;
         }
-        while let Some((key, work)) = (!held).then(|| keys.start()).flatten() {
+        // In the end only what lies below something finished is begun, because that would come again otherwise.
+        let begun_below = if ending { ledger.finished_below().min(given_up) } else { i64::MAX };
+        while let Some((key, work)) = (!braked).then(|| keys.start(|work| work.is_below(begun_below))).flatten() {
             running.push(async move {
                 match (work, parking) {
                     (Work::Record(record), _) => {
@@ -222,7 +233,10 @@ async fn run(
                 }
             });
         }
-        let may_take = !stop.is_requested() && parking.is_none_or(|parking| !parking.is_full());
+        if ending && running.is_empty() {
+            return;
+        }
+        let may_take = !ending && parking.is_none_or(|parking| !parking.is_full());
         tokio::select! {
             biased;
             Some((key, offset, settled)) = running.next() => match settled {
@@ -234,24 +248,19 @@ async fn run(
                     ledger.finish(offset, letter);
                 }
                 // Its key stays taken: nothing may overtake it.
-                Settled::Abandoned => {}
+                Settled::Abandoned => given_up = given_up.min(offset.unwrap_or(i64::MAX)),
             },
-            () = stop.requested(), if running.is_empty() => return,
+            () = stop.requested(), if !ending => {}
             Ok(()) = released.changed() => {}
-            () = until_due(parking), if parked < group.concurrency && !held => {}
-            record = queue.recv(), if keys.len() - parked < look_ahead && may_take => {
-                let Some(record) = record else {
-                    // The poll thread let go of the partition: only what runs is left to finish.
-                    while let Some((_, offset, settled)) = running.next().await {
-                        if let Settled::Finished(letter) = settled {
-                            ledger.finish(offset, letter);
-                        }
+            () = until_due(parking), if parked < group.concurrency && !ending && !braked => {}
+            record = queue.recv(), if keys.len() - parked < look_ahead && may_take => match record {
+                Some(record) => {
+                    if ledger.deliver(&record) {
+                        keys.push(key_hash(record.key.as_deref()), Work::Record(record));
                     }
-                    return;
-                };
-                if ledger.deliver(&record) {
-                    keys.push(key_hash(record.key.as_deref()), Work::Record(record));
                 }
+                // The poll thread let go of the partition.
+                None => fed = false,
             }
         }
     }
@@ -262,6 +271,15 @@ enum Work {
     Record(Queued),
     /// The parked event of the key that comes next.
     Parked,
+}
+
+impl Work {
+    fn is_below(&self, offset: i64) -> bool {
+        match self {
+            Self::Record(record) => record.offset < offset,
+            Self::Parked => offset == i64::MAX,
+        }
+    }
 }
 
 /// Returns when a parked event is due.

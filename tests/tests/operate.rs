@@ -129,31 +129,35 @@ async fn a_second_request_to_end_is_obeyed_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_end_under_load_comes_within_the_grace_period_and_nothing_that_was_done_comes_again() {
     const GRACE: Duration = Duration::from_secs(10);
+    const EVENTS: usize = 4_000;
     let env = TestEnv::new().await.with("IDEM_SHUTDOWN_GRACE", "10s");
     orders::create_tables(&env.pool).await;
-    env.kafka.create_topic("together.orders", 4).await;
-    let ids = orders::publish(&env.kafka, "together.orders", &vec![Plan::Succeed; 8_000]).await;
-    let start = || Program::start(Path::new(env!("CARGO_BIN_EXE_consumer")), &["together"], &env.variables());
-    let effects = async || {
-        let count: i64 = sqlx::query_scalar("SELECT count(*) FROM effect").fetch_one(&env.pool).await.unwrap();
-        count
-    };
-    let mut program = start();
-    eventually(LIMIT, "the load", async || effects().await > 500).await;
-    program.terminate();
-    let asked = Instant::now();
-    let status = program.wait(2 * GRACE).await;
-    assert!(status.success() && asked.elapsed() < GRACE, "{status} after {:?}", asked.elapsed());
-    let done = effects().await;
-    assert!(done < 8_000, "there was no load any more");
-    let committed = env.kafka.committed("together", "together.orders").await;
-    assert_eq!(committed.values().map(|committed| committed.offset).sum::<i64>(), done, "committed offsets");
+    // Some are slow, and what comes behind them is finished before.
+    let plans: Vec<Plan> =
+        (0..EVENTS).map(|number| if number % 50 == 0 { Plan::Sleep(100) } else { Plan::Succeed }).collect();
+    for group in ["together", "hastened"] {
+        let topic = format!("{group}.orders");
+        env.kafka.create_topic(&topic, 4).await;
+        let ids = orders::publish(&env.kafka, &topic, &plans).await;
+        let start = || Program::start(Path::new(env!("CARGO_BIN_EXE_consumer")), &[group], &env.variables());
+        let done = async || orders::effect_count(&env.pool, group).await;
+        let mut program = start();
+        eventually(LIMIT, "the load", async || done().await > 500).await;
+        program.terminate();
+        let asked = Instant::now();
+        let status = program.wait(2 * GRACE).await;
+        assert!(status.success() && asked.elapsed() < GRACE, "{status} after {:?}", asked.elapsed());
+        let finished = done().await;
+        assert!(finished < EVENTS, "there was no load any more");
+        let committed: i64 = env.kafka.committed(group, &topic).await.values().map(|committed| committed.offset).sum();
+        assert_eq!(usize::try_from(committed).unwrap(), finished, "{group}: committed offsets");
 
-    let mut program = start();
-    eventually(LIMIT, "the rest", async || effects().await == 8_000).await;
-    program.terminate();
-    assert!(program.wait(2 * GRACE).await.success());
-    orders::assert_each_once(&env.pool, "together", &ids).await;
+        let mut program = start();
+        eventually(LIMIT, "the rest", async || done().await == EVENTS).await;
+        program.terminate();
+        assert!(program.wait(2 * GRACE).await.success());
+        orders::assert_each_once(&env.pool, group, &ids).await;
+    }
 }
 
 #[idempotent_handler(topic = "shown.orders", group = "shown", retry = [], concurrency = 2)]

@@ -39,13 +39,14 @@ impl<K: Hash + Eq + Clone, T> KeyLanes<K, T> {
         }
     }
 
-    /// The next item to start, if one may start now.
+    /// The next item to start among those that are wanted, if one may start now.
     #[must_use]
-    pub(crate) fn start(&mut self) -> Option<(K, T)> {
+    pub(crate) fn start(&mut self, is_wanted: impl Fn(&T) -> bool) -> Option<(K, T)> {
         if self.running == self.concurrency {
             return None;
         }
-        let next = self.ready.pop_front()?;
+        let at = self.ready.iter().position(|(_, item)| is_wanted(item))?;
+        let next = self.ready.remove(at)?;
         self.running += 1;
         Some(next)
     }
@@ -76,12 +77,26 @@ mod tests {
             lanes.push(key, item);
         }
         let mut order = vec![];
-        while let Some((key, item)) = lanes.start() {
-            assert!(lanes.start().is_none());
+        while let Some((key, item)) = lanes.start(|_| true) {
+            assert!(lanes.start(|_| true).is_none());
             order.push(item);
             lanes.finish(key);
         }
         assert_eq!(order, [1, 2, 3]);
+    }
+
+    #[test]
+    fn what_is_not_wanted_keeps_its_place() {
+        let mut lanes = KeyLanes::new(3);
+        for (key, item) in [("a", 1), ("b", 2), ("a", 3), ("c", 4)] {
+            lanes.push(key, item);
+        }
+        assert_eq!(lanes.start(|item| *item > 2), Some(("c", 4)), "3 is behind 1");
+        assert_eq!(lanes.start(|item| *item > 2), None);
+        assert_eq!(lanes.start(|_| true), Some(("a", 1)));
+        lanes.finish("a");
+        assert_eq!(lanes.start(|item| *item > 2), Some(("a", 3)));
+        assert_eq!(lanes.start(|_| true), Some(("b", 2)));
     }
 
     proptest! {
@@ -98,7 +113,7 @@ mod tests {
             let (mut running, mut started) = (Vec::new(), Vec::new());
             let mut choices = choices.iter();
             loop {
-                while let Some((key, item)) = lanes.start() {
+                while let Some((key, item)) = lanes.start(|_| true) {
                     prop_assert!(running.iter().all(|&other| other != key), "one of a key at a time");
                     running.push(key);
                     started.push((key, item));

@@ -58,6 +58,11 @@ impl Watermark {
         self.in_progress.back().map_or(self.next_offset, |last| last.offset + 1)
     }
 
+    /// One past the last finished event; what is not finished below it keeps the watermark back.
+    pub(crate) fn finished_below(&self) -> i64 {
+        self.in_progress.iter().rev().find(|entry| entry.finished).map_or(self.next_offset, |last| last.offset + 1)
+    }
+
     /// Whether every delivered event is finished.
     pub(crate) fn is_idle(&self) -> bool {
         self.in_progress.is_empty()
@@ -88,8 +93,10 @@ mod tests {
         }
         assert_eq!(watermark.next_offset(), 2, "2 still runs");
         assert_eq!(watermark.event_millis(), Some(10));
+        assert_eq!(watermark.finished_below(), 5, "2 keeps 3 and 4 back");
         watermark.finish(2);
         assert_eq!(watermark.next_offset(), 5, "5 failed and is not finished");
+        assert_eq!(watermark.finished_below(), 5);
     }
 
     #[test]

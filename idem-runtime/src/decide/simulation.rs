@@ -210,7 +210,7 @@ impl Owned {
             let offsets = self.backlog.drain(..most.min(self.backlog.len())).collect();
             self.jobs.push(Job { offsets, stage: Stage::Begin });
         }
-        while let Some((_, offset)) = self.lanes.start() {
+        while let Some((_, offset)) = self.lanes.start(|_| true) {
             self.jobs.push(Job { offsets: vec![offset], stage: Stage::Begin });
         }
     }

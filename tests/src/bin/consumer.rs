@@ -21,6 +21,7 @@ handlers! {
     paused: "paused" on "paused.orders", concurrency 1, "partition";
     crowd: "crowd" on "crowd.orders", concurrency 2, "partition";
     queued: "queued" on "queued.orders", concurrency 4, "key";
+    hastened: "hastened" on "hastened.orders", concurrency 8, "partition";
     napped: "napped" on "napped.orders", concurrency 1, "key";
 }
 
