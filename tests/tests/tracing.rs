@@ -116,10 +116,17 @@ async fn a_chain_over_outboxes_is_one_trace_and_shows_nothing_of_its_payload() {
     let expected: BTreeMap<_, _> = expected.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
     assert_eq!(checkout.attributes, expected);
 
-    // The provider, the relay and who consumes what was published continue the handler's span.
+    // The call to the provider, the relay and who consumes what was published continue the handler's span.
     let charge = shop.provider.requests().remove(0);
     let sent = |name: &str| charge.headers.iter().find(|(of, _)| of == name).map(|(_, value)| value.clone());
-    assert_eq!(sent("traceparent"), Some(format!("00-{TRACE}-{}-01", checkout.id)));
+    let call = shop.span(&[("http.request.method", "POST"), (OUTCOME, "applied")]).await;
+    assert_eq!((&*call.name, &*call.kind, &*call.trace, &call.parent), ("POST", "client", TRACE, &checkout.id));
+    assert_eq!(call.attribute("http.response.status_code"), "201");
+    assert_eq!(
+        format!("http://{}:{}", call.attribute("server.address"), call.attribute("server.port")),
+        shop.provider.url()
+    );
+    assert_eq!(sent("traceparent"), Some(format!("00-{TRACE}-{}-01", call.id)));
     assert_eq!(sent("tracestate").as_deref(), Some("vendor=opaque"));
     let paid = shop.span(&[(TOPIC, "shop.paid"), ("messaging.operation.name", "send")]).await;
     assert_eq!((&*paid.name, &*paid.kind), ("send shop.paid", "producer"));

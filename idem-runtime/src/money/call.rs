@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tracing::{Instrument, Span};
 
 use super::attempt::Attempt;
 use super::error::RequestError;
@@ -22,9 +23,10 @@ use crate::telemetry::{spans, trace_context};
 const RACES: u32 = 5;
 
 pub(super) async fn send(attempt: &Arc<Attempt>, request: MoneyRequest) -> Result<Charge, MoneyError> {
+    let span = spans::money_call(request.method);
     let result = match attempt.take_name(request.operation.clone()) {
         Ok(name) => {
-            let (result, certain) = match recorded(attempt, &name, request).await {
+            let (result, certain) = match recorded(attempt, &name, request).instrument(span.clone()).await {
                 Ok((result, certain)) => (result, certain),
                 Err(error) => (Err(error), None),
             };
@@ -38,6 +40,7 @@ pub(super) async fn send(attempt: &Arc<Attempt>, request: MoneyRequest) -> Resul
         Ok(Charge::AlreadyProcessed) => "already_processed",
         Err(error) => error.label(),
     };
+    spans::called(&span, outcome, result.is_ok());
     metrics::counter!("idem_money_calls_total", "outcome" => outcome).increment(1);
     result
 }
@@ -60,6 +63,7 @@ async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Resul
     let timeout = time_left(request.timeout.unwrap_or(provider.timeout), event.deadline);
     let outgoing = outgoing(attempt, request)?;
     let prepared = provider.transport.prepare(outgoing).map_err(MoneyError::Request)?;
+    spans::calls(&Span::current(), prepared.server());
     let hash = money_key::body_hash(event.id.uuid(), prepared.method(), &prepared.path(), prepared.body());
     let id = CallId { event_id: event.id.uuid(), group: &event.group, operation: name };
 
@@ -73,7 +77,10 @@ async fn recorded(attempt: &Attempt, name: &str, request: MoneyRequest) -> Resul
     let answered = answered(attempt, prepared, &intent, timeout).await;
     probe::at(CrashPoint::AfterMoneyCall).await;
     let answer = match &answered {
-        Ok(response) => Answer::Status(response.status),
+        Ok(response) => {
+            spans::answered(&Span::current(), response.status);
+            Answer::Status(response.status)
+        }
         Err((answer, _)) => *answer,
     };
     let verdict = money::after(answer, event.spec.conflict, intent.unsure.map(|(unsure, _)| unsure));

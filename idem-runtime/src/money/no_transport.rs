@@ -19,6 +19,10 @@ impl Prepared {
         match *self {}
     }
 
+    pub(super) fn server(&self) -> (&str, Option<u16>) {
+        match *self {}
+    }
+
     pub(super) fn path(&self) -> String {
         match *self {}
     }

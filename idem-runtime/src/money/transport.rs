@@ -29,6 +29,12 @@ impl Prepared {
         self.method
     }
 
+    /// Host and port.
+    pub(super) fn server(&self) -> (&str, Option<u16>) {
+        let url = self.request.url();
+        (url.host_str().unwrap_or_default(), url.port_or_known_default())
+    }
+
     /// Path and query.
     pub(super) fn path(&self) -> String {
         let url = self.request.url();

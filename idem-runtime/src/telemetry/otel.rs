@@ -22,6 +22,12 @@ mod somebody {
         span.set_attribute("messaging.operation.type", operation);
     }
 
+    /// A request to another service.
+    pub(crate) fn client(span: &Span, name: &'static str) {
+        span.record("otel.kind", "client");
+        span.record("otel.name", name);
+    }
+
     /// The span is a child of the one that the context names.
     pub(crate) fn continues(span: &Span, context: &TraceContext) {
         if let Some(parent) = remote(context) {
@@ -92,6 +98,8 @@ mod nobody {
     use crate::telemetry::trace_context::TraceContext;
 
     pub(crate) fn messaging(_: &Span, _kind: &'static str, _operation: &'static str, _topic: &str) {}
+
+    pub(crate) fn client(_: &Span, _name: &'static str) {}
 
     pub(crate) fn continues(_: &Span, _: &TraceContext) {}
 

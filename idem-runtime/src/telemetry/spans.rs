@@ -98,6 +98,49 @@ pub(crate) fn in_transaction(event: &Span, shared: &Span) {
     }
 }
 
+/// A call to the payment provider, from before its intent is written until its answer is read. Named as OpenTelemetry's
+/// [conventions for HTTP clients](https://opentelemetry.io/docs/specs/semconv/http/http-spans/) name it; without the URL,
+/// whose path may hold what the payload does.
+pub(crate) fn money_call(method: &'static str) -> Span {
+    let span = tracing::info_span!(
+        "money_call",
+        otel.name = Empty,
+        otel.kind = Empty,
+        http.request.method = method,
+        http.response.status_code = Empty,
+        server.address = Empty,
+        server.port = Empty,
+        idem.outcome = Empty,
+        error.type = Empty,
+    );
+    if is_recorded(&span) {
+        otel::client(&span, method);
+    }
+    span
+}
+
+/// Says of a money call's span where it goes.
+pub(crate) fn calls(span: &Span, (host, port): (&str, Option<u16>)) {
+    span.record("server.address", host);
+    span.record("server.port", port);
+}
+
+/// Says of a money call's span what the provider answered.
+pub(crate) fn answered(span: &Span, status: u16) {
+    span.record("http.response.status_code", status);
+}
+
+/// Says of a money call's span what the handler is told.
+pub(crate) fn called(span: &Span, outcome: &'static str, is_done: bool) {
+    span.record("idem.outcome", outcome);
+    if !is_done {
+        span.record("error.type", outcome);
+        if is_recorded(span) {
+            otel::failed(span, outcome.to_owned());
+        }
+    }
+}
+
 /// The sending of an event of the outbox, until the broker has acknowledged it. It is in the trace of whoever
 /// published the event, and so is the record: what consumes it continues that one.
 pub(crate) fn send(row: &Row) -> Span {
