@@ -32,12 +32,12 @@ impl Playground {
     ///
     /// # Errors
     /// When a server does not start.
-    pub async fn start(tables: &'static str) -> Result<Self, Error> {
+    pub async fn start(tables: &str) -> Result<Self, Error> {
         eprintln!("starting PostgreSQL (downloaded first if this machine has none)");
         let postgres = Postgres::start().await?;
         let database_url = postgres.create_database("example").await?;
         let pool = PgPool::connect(&database_url).await?;
-        sqlx::raw_sql(tables).execute(&pool).await?;
+        sqlx::raw_sql(AssertSqlSafe(tables)).execute(&pool).await?;
         let broker = MockBroker::start()?;
         let producer = ClientConfig::new().set("bootstrap.servers", broker.bootstrap_servers()).create()?;
         Ok(Self { pool, database_url, broker, producer, _postgres: postgres })
@@ -48,9 +48,20 @@ impl Playground {
     /// # Errors
     /// When the cluster refuses.
     pub fn topic(&self, topic: &str, group: &str) -> Result<(), Error> {
-        let of_group = [&format!("retry.{RETRY}"), "replay", "dlq"].map(|end| format!("{group}.{end}"));
-        for name in of_group.iter().map(String::as_str).chain([topic]) {
-            self.broker.create_topic(name, 1)?;
+        self.topic_with(topic, group, &[RETRY.to_owned()])
+    }
+
+    /// The same, for a group with these delay tiers.
+    ///
+    /// # Errors
+    /// When the cluster refuses.
+    pub fn topic_with(&self, topic: &str, group: &str, tiers: &[String]) -> Result<(), Error> {
+        self.broker.create_topic(topic, 1)?;
+        for end in ["replay", "dlq"] {
+            self.broker.create_topic(&format!("{group}.{end}"), 1)?;
+        }
+        for tier in tiers {
+            self.broker.create_topic(&format!("{group}.retry.{tier}"), 1)?;
         }
         Ok(())
     }
@@ -60,23 +71,32 @@ impl Playground {
     /// # Errors
     /// When it is not acknowledged.
     pub async fn publish(&self, topic: &str, key: &str, event: &serde_json::Value) -> Result<(), Error> {
-        let payload = event.to_string();
-        let record = FutureRecord::to(topic).key(key).payload(&payload);
+        self.publish_text(topic, Some(key), &event.to_string()).await
+    }
+
+    /// The same, with any text.
+    ///
+    /// # Errors
+    /// When it is not acknowledged.
+    pub async fn publish_text(&self, topic: &str, key: Option<&str>, payload: &str) -> Result<(), Error> {
+        let record = FutureRecord { key, ..FutureRecord::to(topic) }.payload(payload);
         self.producer.send(record, LIMIT).await.map_err(|(error, _)| error)?;
         Ok(())
     }
 
-    /// What a service has in its environment.
+    /// What a service needs in its environment.
+    #[must_use]
+    pub fn variables(&self) -> [(&'static str, &str); 2] {
+        [("IDEM_DATABASE_URL", &self.database_url), ("IDEM_KAFKA_BROKERS", self.broker.bootstrap_servers())]
+    }
+
+    /// What the small examples run with.
     ///
     /// # Errors
     /// Never, with these settings.
     pub fn config(&self) -> Result<Config, Error> {
-        Ok(Config::from_vars([
-            ("IDEM_DATABASE_URL", self.database_url.as_str()),
-            ("IDEM_KAFKA_BROKERS", self.broker.bootstrap_servers()),
-            ("IDEM_RETRY", RETRY),
-            ("IDEM_ADMIN_ADDR", "off"),
-        ])?)
+        let settings = [("IDEM_RETRY", RETRY), ("IDEM_ADMIN_ADDR", "off")];
+        Ok(Config::from_vars(self.variables().into_iter().chain(settings))?)
     }
 
     /// Runs the handlers until a query that counts gives this number.

@@ -152,22 +152,42 @@ pub fn workspace_example(package: &str, example: &str) -> PathBuf {
     java::target_dir().join("debug/examples").join(example)
 }
 
+/// Makes the README's first program in an empty directory, as its reader does, and returns it and what its build
+/// took.
+///
+/// # Panics
+/// When that does not work.
+#[must_use]
+pub fn first_program(directory: &Path) -> (PathBuf, String) {
+    let target = java::target_dir().join("first-hour");
+    let mut script = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("first-hour.sh"));
+    script.arg(directory).env("CARGO_TARGET_DIR", &target).stdin(Stdio::null());
+    as_from_a_shell(&mut script);
+    let output = script.output().unwrap_or_else(|error| panic!("cannot run the script: {error}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    (target.join("debug/shop"), String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
 fn build(package: &str, target: [&str; 2]) {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
     build.args(["build", "--quiet", "--package", package]).args(target);
     build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
     build.arg("--target-dir").arg(java::target_dir()).stdin(Stdio::null());
-    // What cargo says of this package to its tests would else make build scripts run again that ask for it (ring's),
-    // and half of the workspace with them, here and in the next build outside.
+    as_from_a_shell(&mut build);
+    let status = build.status().unwrap_or_else(|error| panic!("cannot run cargo: {error}"));
+    assert!(status.success(), "{} of package {package} does not compile", target[1]);
+}
+
+/// What cargo says of this package to its tests would else make build scripts run again that ask for it (ring's), and half
+/// of the workspace with them, here and in the next build outside.
+fn as_from_a_shell(command: &mut Command) {
     let of_package = |name: &std::ffi::OsString| {
         name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
     };
     for (name, _) in std::env::vars_os().filter(|(name, _)| of_package(name)) {
-        build.env_remove(name);
+        command.env_remove(name);
     }
-    let status = build.status().unwrap_or_else(|error| panic!("cannot run cargo: {error}"));
-    assert!(status.success(), "{} of package {package} does not compile", target[1]);
 }
 
 /// Takes over what the program prints, and prints it again, so that a failed test shows it.
