@@ -9,7 +9,7 @@ use clap::Parser;
 use examples::{Error, Playground};
 use idem_runtime::prelude::EventId;
 use serde_json::json;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::sync::mpsc;
 
 /// Starts a PostgreSQL and a mock Kafka cluster, until Ctrl-C.
 #[derive(Parser)]
@@ -44,9 +44,11 @@ async fn main() -> Result<(), Error> {
     let event = json!({"event_id": EventId::now(), "order_id": 4711, "total_amount": 4_999});
     println!("\nEach line that you type here is published to {}, for example, also more than once:\n", args.topic);
     println!("    {event}\n\nCtrl-C ends it.");
-    let typed = async {
-        let mut lines = BufReader::new(tokio::io::stdin()).lines();
-        while let Some(line) = lines.next_line().await? {
+    // A thread of its own, as nothing ends a read of a terminal.
+    let (lines, mut typed) = mpsc::unbounded_channel();
+    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
+    let publish = async {
+        while let Some(line) = typed.recv().await {
             playground.publish_text(&args.topic, None, line.trim()).await?;
             println!("published");
         }
@@ -54,7 +56,7 @@ async fn main() -> Result<(), Error> {
         std::future::pending::<Result<(), Error>>().await
     };
     tokio::select! {
-        ended = typed => ended,
+        ended = publish => ended,
         interrupted = tokio::signal::ctrl_c() => Ok(interrupted?),
     }
 }
