@@ -4,10 +4,13 @@
 //! queue or an offset reset delivers an event again, and an account is debited twice.
 //!
 //! [`idempotent_handler`](macro@idempotent_handler) has the attribute, [`failures`] what is retried and where it ends, [`money`]
-//! how a payment provider is called, [`outbox`] how events are published, [`operate`] what there is for whoever runs it;
-//! [`guide`] what happens when something fails, how to choose settings, the way from a consumer of one's own, and how
-//! others do it.
-
+//! how a payment provider is called, [`outbox`] how events are published, [`dedup`] what a group remembers, [`operate`] what
+//! there is for whoever runs it; [`guide`] what happens when something fails, how to choose settings, the way from a consumer
+//! of one's own, and how others do it.
+//!
+#![doc = include_str!("tutorial.md")]
+// A link into the module would lead nowhere without it.
+#![cfg_attr(feature = "testing", doc = include_str!("tutorial_testing.md"))]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used))]
 #![warn(missing_docs)]
 
