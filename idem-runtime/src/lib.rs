@@ -4,10 +4,25 @@
 //! queue or an offset reset delivers an event again, and an account is debited twice.
 //!
 //! [`idempotent_handler`](macro@idempotent_handler) has the attribute, [`failures`] what is retried and where it ends, [`money`]
-//! how a payment provider is called, [`outbox`] how events are published, [`operate`] what there is for whoever runs it;
-//! [`guide`] what happens when something fails, how to choose settings, the way from a consumer of one's own, and how
-//! others do it.
-
+//! how a payment provider is called, [`outbox`] how events are published, [`dedup`] what a group remembers, [`operate`] what
+//! there is for whoever runs it; [`guide`] what happens when something fails, how to choose settings, the way from a consumer
+//! of one's own, and how others do it.
+//!
+#![doc = include_str!("tutorial.md")]
+// A link into the module would lead nowhere without it.
+#![cfg_attr(feature = "testing", doc = include_str!("tutorial_testing.md"))]
+//!
+//! # Cargo features
+//!
+//! | feature | on by default | |
+//! |---|---|---|
+//! | `admin` | yes | the admin server; without it there are neither probes nor `/metrics`, unless the program serves its own |
+//! | `money` | yes | the HTTP client of handlers with `money = true` |
+//! | `ssl` | yes | TLS and SCRAM to Kafka, by the system's OpenSSL |
+//! | `otlp` | no | spans go to an OpenTelemetry collector |
+//! | `schemars` | no | schemas of payloads in the [AsyncAPI document](asyncapi()) |
+//! | `testing` | no | a bench for handlers, and servers for tests; for `[dev-dependencies]` |
+//! | `fuzzing` | no | of the library's own fuzzing; nothing to build upon |
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used))]
 #![warn(missing_docs)]
 

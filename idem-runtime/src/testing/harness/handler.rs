@@ -53,7 +53,8 @@ pub enum End {
     Done,
     /// It was done before: nothing ran.
     Duplicate,
-    /// No handler takes its `event_type`; or it is expired, and its handler has `expired = "skip"`.
+    /// No handler takes its `event_type`; or it is expired, and its handler has `expired = "skip"`; or its handler has
+    /// `stale = "skip"`, and has applied its version or a later one.
     Skipped,
     /// It is a dead letter.
     DeadLetter {
