@@ -19,6 +19,7 @@
 //! | `admin` | yes | the admin server; without it there are neither probes nor `/metrics`, unless the program serves its own |
 //! | `money` | yes | the HTTP client of handlers with `money = true` |
 //! | `ssl` | yes | TLS and SCRAM to Kafka, by the system's OpenSSL |
+//! | `ssl-vendored` | no | the same, by an OpenSSL that is built from source |
 //! | `otlp` | no | spans go to an OpenTelemetry collector |
 //! | `schemars` | no | schemas of payloads in the [AsyncAPI document](asyncapi()) |
 //! | `testing` | no | a bench for handlers, and servers for tests; for `[dev-dependencies]` |
