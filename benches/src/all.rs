@@ -1,44 +1,64 @@
-//! Every measurement with one command, and the pictures made from them.
+//! The measurements with one command, and the pictures made from them.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
+use clap::{Args as ClapArgs, ValueEnum};
 use serde_json::Value;
 
 use crate::throughput::{self, Way};
 use crate::{Failed, Options, growth, latency, memory, money, outbox, plot, shutdown};
 
-/// Runs what there is, one after the other. What fails is said and left out.
-pub async fn run(options: &Options) -> Result<Value, Failed> {
+#[derive(ClapArgs)]
+pub struct Args {
+    /// Measures only these again; the others keep their results.
+    only: Vec<Measured>,
+}
+
+/// What has a place in the results.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Measured {
+    Own,
+    Shared,
+    Batch,
+    Contended,
+    Replay,
+    Lanes,
+    Backlog,
+    Latency,
+    Memory,
+    Growth,
+    Money,
+    Outbox,
+    Shutdown,
+}
+
+/// Runs one after the other. What fails is said and left out; results are written as they come.
+pub async fn run(args: &Args, options: &Options) -> Result<Value, Failed> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
     fs::create_dir_all(&folder)?;
-    let results = [
-        ("own", throughput::run(Way::Own, options).await),
-        ("shared", throughput::run(Way::Shared, options).await),
-        ("batch", throughput::run(Way::Batch, options).await),
-        ("contended", throughput::contended(options).await),
-        ("replay", throughput::replay(options).await),
-        ("lanes", throughput::lanes(options).await),
-        ("backlog", throughput::backlog(options).await),
-        ("latency", latency::run(&latency::Args::default(), options).await),
-        ("memory", memory::run(options).await),
-        ("growth", growth::run(&growth::Args::default(), options).await),
-        ("money", money::run(options).await),
-        ("outbox", outbox::run(options).await),
-        ("shutdown", shutdown::run(options).await),
-    ];
-    let mut lines = serde_json::Map::new();
-    for (name, result) in results {
-        match result {
+    let file = folder.join("results.json");
+    let mut lines: serde_json::Map<String, Value> = match fs::read(&file) {
+        Ok(text) => serde_json::from_slice(&text)?,
+        Err(error) if error.kind() == ErrorKind::NotFound => serde_json::Map::new(),
+        Err(error) => return Err(error.into()),
+    };
+    for scenario in Measured::value_variants() {
+        if !args.only.is_empty() && !args.only.contains(scenario) {
+            continue;
+        }
+        let name = scenario.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        match measure(*scenario, options).await {
             Ok(line) => {
                 println!("{line}");
-                lines.insert(name.to_owned(), line);
+                lines.insert(name, line);
+                fs::write(&file, serde_json::to_string_pretty(&lines)? + "\n")?;
             }
             Err(why) => eprintln!("{name} could not be measured: {why}"),
         }
     }
     let lines = Value::Object(lines);
-    fs::write(folder.join("results.json"), serde_json::to_string_pretty(&lines)? + "\n")?;
     plot::throughput(&folder.join("throughput.svg"), &bars(&lines))?;
     for (scenario, what) in [("backlog", "the events that wait"), ("lanes", "the number of lanes")] {
         let eps = &lines[scenario]["eps"];
@@ -48,6 +68,24 @@ pub async fn run(options: &Options) -> Result<Value, Failed> {
     }
     eprintln!("results and pictures are in {}", folder.display());
     Ok(lines)
+}
+
+async fn measure(scenario: Measured, options: &Options) -> Result<Value, Failed> {
+    match scenario {
+        Measured::Own => throughput::run(Way::Own, options).await,
+        Measured::Shared => throughput::run(Way::Shared, options).await,
+        Measured::Batch => throughput::run(Way::Batch, options).await,
+        Measured::Contended => throughput::contended(options).await,
+        Measured::Replay => throughput::replay(options).await,
+        Measured::Lanes => throughput::lanes(options).await,
+        Measured::Backlog => throughput::backlog(options).await,
+        Measured::Latency => latency::run(&latency::Args::default(), options).await,
+        Measured::Memory => memory::run(options).await,
+        Measured::Growth => growth::run(&growth::Args::default(), options).await,
+        Measured::Money => money::run(options).await,
+        Measured::Outbox => outbox::run(options).await,
+        Measured::Shutdown => shutdown::run(options).await,
+    }
 }
 
 /// Ours by scenario, and everybody else once: as measured beside the shared way.

@@ -52,7 +52,7 @@ pub struct Options {
 #[derive(Subcommand)]
 enum Scenario {
     /// Everything but `compile`, with the README's pictures.
-    All,
+    All(all::Args),
     /// What the attribute costs in `cargo check`.
     Compile(compile::Args),
     /// A transaction per event.
@@ -92,7 +92,7 @@ async fn main() -> Result<(), Failed> {
     use throughput::Way;
     let Cli { scenario, options, json } = Cli::parse();
     let line = match scenario {
-        Scenario::All => all::run(&options).await?,
+        Scenario::All(args) => all::run(&args, &options).await?,
         Scenario::Compile(args) => compile::run(&args)?,
         Scenario::Own => throughput::run(Way::Own, &options).await?,
         Scenario::Shared => throughput::run(Way::Shared, &options).await?,
