@@ -127,7 +127,7 @@ impl Member {
             self.lanes.push(key, None);
             self.parked_in_lanes += 1;
         }
-        while let Some((key, record)) = self.lanes.start() {
+        while let Some((key, record)) = self.lanes.start(|_| true) {
             self.running.push(Job { key, record, stage: Stage::Begin });
         }
     }
