@@ -30,13 +30,12 @@ const RESERVED: &[(&str, &str)] = &[
 ];
 
 /// What is set most often, to guess what was meant.
-const COMMON: [&str; 14] = [
+const COMMON: [&str; 13] = [
     "IDEM_KAFKA_BROKERS",
     "IDEM_KAFKA_GROUP_INSTANCE_ID",
     "IDEM_KAFKA_GROUP_PROTOCOL",
     "IDEM_KAFKA_MAX_POLL_INTERVAL_MS",
     "IDEM_KAFKA_SASL_MECHANISMS",
-    "IDEM_KAFKA_SASL_OAUTHBEARER_CONFIG",
     "IDEM_KAFKA_SASL_PASSWORD",
     "IDEM_KAFKA_SASL_USERNAME",
     "IDEM_KAFKA_SECURITY_PROTOCOL",
