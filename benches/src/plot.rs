@@ -22,18 +22,18 @@ pub fn throughput(file: &Path, bars: &[(String, f64, bool)]) -> Result<(), Faile
         .caption("events per second (logarithmic)", ("sans-serif", 16))
         .x_label_area_size(28)
         .y_label_area_size(150)
-        .build_cartesian_2d((100.0..most).log_scale(), 0..bars.len())?;
+        .build_cartesian_2d((100.0..most).log_scale(), 0.0..bars.len() as f64)?;
     chart
         .configure_mesh()
         .disable_y_mesh()
-        .y_labels(0)
+        .y_label_formatter(&|_| String::new())
         .x_label_formatter(&|eps| format!("{eps:.0}"))
         .label_style(("sans-serif", 12))
         .draw()?;
     for (row, (name, eps, is_ours)) in bars.iter().rev().enumerate() {
+        let row = row as f64;
         let color = if *is_ours { OURS } else { OTHERS };
-        let mut bar = Rectangle::new([(100.0, row), (*eps, row + 1)], color.filled());
-        bar.set_margin(3, 3, 0, 0);
+        let bar = Rectangle::new([(100.0, row + 0.12), (*eps, row + 0.88)], color.filled());
         chart.draw_series([bar])?;
         let (x, y) = chart.backend_coord(&(100.0, row));
         root.draw(&Text::new(name.clone(), (12, y - 18), ("sans-serif", 12)))?;
@@ -61,4 +61,23 @@ pub fn against(file: &Path, what: &str, eps: &Value) -> Result<(), Failed> {
     chart.draw_series(LineSeries::new(points.iter().copied(), OURS.stroke_width(2)))?;
     chart.draw_series(points.iter().map(|point| Circle::new(*point, 3, OURS.filled())))?;
     Ok(root.present()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pictures_are_drawn() {
+        let folder = std::env::temp_dir().join(format!("idem-plot-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let bars: Vec<(String, f64, bool)> =
+            (1..=10).map(|row| (format!("bar {row}"), 300.0 * f64::from(row * row), row % 2 == 0)).collect();
+        throughput(&folder.join("bars.svg"), &bars).unwrap();
+        let eps = serde_json::json!({ "1000": 900.0, "20000": 9_000.0, "400000": 13_000.0 });
+        against(&folder.join("line.svg"), "the events that wait", &eps).unwrap();
+        let bars = std::fs::read_to_string(folder.join("bars.svg")).unwrap();
+        assert!(bars.contains("bar 10") && bars.matches("<rect").count() >= 10, "{bars}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -15,6 +15,7 @@ use crate::decide::brake::Brake;
 use crate::decide::key_lanes::KeyLanes;
 use crate::decide::offsets::Watermark;
 use crate::decide::outcome::Reason;
+use crate::decide::reservation;
 use crate::group::GroupContext;
 use crate::kafka::consumer::Partition;
 use crate::kafka::queue::{self, Queued, Share};
@@ -32,9 +33,37 @@ pub(crate) struct Lane {
     watermark: Arc<Mutex<Watermark>>,
     queued: Arc<Share>,
     brake: Arc<watch::Sender<Option<Reason>>>,
+    reservation: Reservation,
     stop: StopHandle,
     ended: Arc<AtomicBool>,
     task: JoinHandle<()>,
+}
+
+/// How far a lane may begin events. `decide/reservation.rs` says why.
+#[derive(Clone)]
+pub(crate) struct Reservation {
+    below: Arc<watch::Sender<i64>>,
+    /// Events that are reserved ahead; zero where nothing needs to be.
+    ahead: i64,
+}
+
+impl Reservation {
+    fn new(ahead: i64) -> Self {
+        Self { below: Arc::new(watch::Sender::new(if ahead == 0 { i64::MAX } else { i64::MIN })), ahead }
+    }
+
+    /// Lets the lane begin events below this offset: whoever takes the partition over can know of them.
+    pub(crate) fn raise(&self, offset: i64) {
+        self.below.send_if_modified(|below| {
+            let is_more = offset > *below;
+            *below = offset.max(*below);
+            is_more
+        });
+    }
+
+    fn is_short(&self, delivered_below: i64) -> bool {
+        reservation::is_short(*self.below.borrow(), delivered_below, self.ahead)
+    }
 }
 
 /// Whether a lane works.
@@ -65,6 +94,7 @@ impl Lane {
         let brake = Arc::new(watch::Sender::new(None));
         // Rows that are left of `order = "key"` are driven one at a time.
         let shares = group.shares(&partition.topic) && parking.is_none();
+        let reservation = Reservation::new(group.reserve(&partition.topic));
         let (sender, receiver) = queue::channel(&group.memory, if shares { shared::QUEUE } else { QUEUE });
         let (handle, stop) = stop::channel();
         let watermark = Arc::new(Mutex::new(Watermark::starting_at(next_offset)));
@@ -73,6 +103,7 @@ impl Lane {
             watermark: Arc::clone(&watermark),
             letters: Brake::new(group.config.dlq_brake),
             brake: Arc::clone(&brake),
+            reservation: reservation.clone(),
         };
         let at_end = Arc::clone(&ended);
         let task = tokio::spawn(probe::inherit(async move {
@@ -83,7 +114,7 @@ impl Lane {
             }
             at_end.store(true, Ordering::Release);
         }));
-        (Self { watermark, queued: Arc::clone(sender.share()), brake, stop: handle, ended, task }, sender)
+        (Self { watermark, queued: Arc::clone(sender.share()), brake, reservation, stop: handle, ended, task }, sender)
     }
 
     /// The position, and the time of the last finished event in milliseconds since the Unix epoch.
@@ -95,6 +126,21 @@ impl Lane {
     /// One past the last event that it took from its queue.
     pub(crate) fn delivered_below(&self) -> i64 {
         lock(&self.watermark).delivered_below()
+    }
+
+    /// How far it may begin events.
+    pub(crate) fn reservation(&self) -> &Reservation {
+        &self.reservation
+    }
+
+    /// What is to be reserved for it now. `None`: nothing needs to be.
+    pub(crate) fn to_reserve(&self) -> Option<i64> {
+        (self.reservation.ahead > 0).then_some(self.reservation.ahead)
+    }
+
+    /// Whether it has begun most of what it may.
+    pub(crate) fn is_short(&self) -> bool {
+        self.reservation.is_short(self.delivered_below())
     }
 
     /// Bytes that wait for it in memory.
@@ -126,10 +172,10 @@ impl Lane {
         self.state() != LaneState::Running || (self.queued.used() == 0 && lock(&self.watermark).is_idle())
     }
 
-    /// Lets what runs finish, within the bound, and what lies below it; starts nothing else. What does not
-    /// finish in time is rolled back.
-    pub(crate) async fn drain(&mut self, bound: Duration) {
-        self.stop.stop();
+    /// Lets what runs finish, within the bound; of what waits below something finished it begins what it can within
+    /// `closing`, and nothing else. What does not finish in time is rolled back.
+    pub(crate) async fn drain(&mut self, bound: Duration, closing: Duration) {
+        self.stop.stop_after(closing);
         if tokio::time::timeout(bound, &mut self.task).await.is_err() {
             self.abort().await;
         }
@@ -163,6 +209,7 @@ struct Ledger {
     watermark: Arc<Mutex<Watermark>>,
     letters: Brake,
     brake: Arc<watch::Sender<Option<Reason>>>,
+    reservation: Reservation,
 }
 
 impl Ledger {
@@ -200,9 +247,9 @@ async fn run(
     stop: &Stop,
 ) {
     let mut released = ledger.brake.subscribe();
+    let mut reserved = ledger.reservation.below.subscribe();
     let mut keys = KeyLanes::new(group.concurrency);
-    // Enough to find events of other keys behind those of a slow one.
-    let look_ahead = if group.concurrency == 1 { 1 } else { group.concurrency * 8 };
+    let look_ahead = group.look_ahead();
     let mut running = FuturesUnordered::new();
     // Parked events among `keys`; few, so that they and new records take turns.
     let mut parked = 0;
@@ -217,9 +264,19 @@ async fn run(
             keys.push(key, Work::Parked);
             parked += 1;
         }
-        // In the end only what lies below something finished is begun, because that would come again otherwise.
-        let begun_below = if ending { ledger.finished_below().min(given_up) } else { i64::MAX };
-        while let Some((key, work)) = (!braked).then(|| keys.start(|work| work.is_below(begun_below))).flatten() {
+        // In the end only what lies below something finished is begun, because that would come again otherwise, and only
+        // while there is time for it to finish too.
+        let begun_below = match (ending, stop.leaves_time()) {
+            (false, _) => *reserved.borrow_and_update(),
+            (true, true) => ledger.finished_below().min(given_up),
+            (true, false) => i64::MIN,
+        };
+        let may_start = |work: &Work| match work {
+            Work::Record(record) => record.offset < begun_below,
+            // Its predecessor's reservation says nothing of rows, so its own comes first.
+            Work::Parked => !ending && begun_below > i64::MIN,
+        };
+        while let Some((key, work)) = (!braked).then(|| keys.start(may_start)).flatten() {
             running.push(async move {
                 match (work, parking) {
                     (Work::Record(record), _) => {
@@ -252,10 +309,14 @@ async fn run(
             },
             () = stop.requested(), if !ending => {}
             Ok(()) = released.changed() => {}
+            Ok(()) = reserved.changed() => {}
             () = until_due(parking), if parked < group.concurrency && !ending && !braked => {}
             record = queue.recv(), if keys.len() - parked < look_ahead && may_take => match record {
                 Some(record) => {
                     if ledger.deliver(&record) {
+                        if ledger.reservation.is_short(record.offset + 1) {
+                            group.short.notify_one();
+                        }
                         keys.push(key_hash(record.key.as_deref()), Work::Record(record));
                     }
                 }
@@ -271,15 +332,6 @@ enum Work {
     Record(Queued),
     /// The parked event of the key that comes next.
     Parked,
-}
-
-impl Work {
-    fn is_below(&self, offset: i64) -> bool {
-        match self {
-            Self::Record(record) => record.offset < offset,
-            Self::Parked => offset == i64::MAX,
-        }
-    }
 }
 
 /// Returns when a parked event is due.

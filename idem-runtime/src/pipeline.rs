@@ -566,16 +566,7 @@ fn report(
     moved: bool,
 ) {
     let Event { record, origin, .. } = event;
-    let settled = match (step, outcome) {
-        (Step::Advance, Outcome::Duplicate) => "duplicate",
-        (Step::Advance, Outcome::Stale) => "stale",
-        (Step::Advance, Outcome::Expired) => "expired",
-        (Step::Advance, Outcome::Unmatched) => "unmatched",
-        (Step::Advance, _) => "done",
-        (Step::Retry { .. }, _) => "retry",
-        (Step::DeadLetter { .. }, _) => "dead-letter",
-        (Step::WaitInPlace | Step::StopRun, _) => "wait",
-    };
+    let settled = step::word(step, outcome);
     spans::settled(&span, if moved { settled } else { "wait" }, outcome);
     let _in_span = span.entered();
     let (topic, partition, offset) = (&*record.topic, record.partition, record.offset);

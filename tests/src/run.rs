@@ -8,8 +8,8 @@ use tokio::task::JoinHandle;
 
 use crate::TestEnv;
 
-/// A run of some groups. Dropping it aborts it without a goodbye, as a crash of the process would,
-/// except that its sockets are closed.
+/// A run of some groups. Dropping it asks it to end, and does not wait for that: a crash takes a
+/// [`Program`](crate::Program).
 #[derive(Debug)]
 pub struct Run {
     /// What is in its way.

@@ -19,6 +19,7 @@ pub(crate) mod position;
 pub(crate) mod progress;
 pub(crate) mod relay;
 pub(crate) mod replay;
+pub(crate) mod reservation;
 pub(crate) mod retention;
 pub(crate) mod retry;
 pub(crate) mod sql_error;

@@ -160,22 +160,39 @@ pub(crate) struct Rewind {
     pub confirmed: i64,
     /// How far it had read.
     pub read: Read,
+    /// What it told Kafka last. `None`: another member may have told something since.
+    pub told: Option<Read>,
+}
+
+/// What Kafka was told of how far the partition was begun. What this member has told itself includes what it had reserved,
+/// and it knows better.
+fn told(committed: Option<Committed>, rewind: Option<Rewind>) -> Option<(i64, Read)> {
+    let committed = committed.filter(|committed| committed.by != CommittedBy::Other)?;
+    let read = committed.read?;
+    let is_own = rewind.and_then(|rewind| rewind.told) == Some(read);
+    (!is_own).then_some((committed.offset, read))
+}
+
+/// How far the partition was begun before, as far as anybody knows. Whoever goes on has to tell it too: the database may
+/// go back again.
+pub(crate) fn begun_below(committed: Option<Committed>, rewind: Option<Rewind>) -> i64 {
+    let told = told(committed, rewind).map(|(_, read)| read.below);
+    told.max(rewind.map(|rewind| rewind.read.below)).unwrap_or_default()
 }
 
 /// Below which offset events were read before, and then the database went back over them: what they did
 /// may not be in it. `None`: nothing says that it lost anything. `server`: the run that says what is recorded.
 ///
 /// Events above the position may be lost although the position is not: where one waits, others went on.
-/// A position says nothing of them, so another run of the server is enough. A few events before a crash may
-/// have been begun after the last commit. They were read moments before, which is no time for a provider to
-/// forget a key. An operator's commit wipes what was known: who restores a database and sets offsets by
+/// A position says nothing of them, so another run of the server is enough. Where money calls are made, nothing is begun
+/// that was not told of before (`reservation.rs`). An operator's commit wipes what was known: who restores a database and sets offsets by
 /// hand as well gets no mark.
 pub(crate) fn reread_below(facts: &Facts, offset: i64, rewind: Option<Rewind>, server: ServerRun) -> Option<i64> {
     let is_lost = |confirmed: i64| facts.recorded.is_none_or(|recorded| recorded < confirmed);
     let above = |confirmed: i64, read: Read| (is_lost(confirmed) || read.server != server).then_some(read.below);
     let committed = facts.committed.filter(|committed| committed.by != CommittedBy::Other);
     let below = committed.filter(|committed| is_lost(committed.offset)).map(|committed| committed.offset);
-    let told = committed.and_then(|committed| above(committed.offset, committed.read?));
+    let told = told(facts.committed, rewind).and_then(|(offset, read)| above(offset, read));
     let read = rewind.and_then(|rewind| above(rewind.confirmed, rewind.read));
     below.max(told).max(read).filter(|below| *below > offset)
 }
@@ -246,8 +263,11 @@ mod tests {
     fn only_what_the_database_has_lost_is_a_range_that_is_reread() {
         let ours = |offset| Some((offset, CommittedBy::Lineage(OURS)));
         let read = |below, server| Read { below, server: ServerRun(server) };
-        let rewind = |confirmed, below| Some(Rewind { confirmed, read: read(below, NOW) });
-        let after_restart = |confirmed, below| Some(Rewind { confirmed, read: read(below, BEFORE) });
+        let rewind = |confirmed, below| Some(Rewind { confirmed, read: read(below, NOW), told: None });
+        let after_restart = |confirmed, below| Some(Rewind { confirmed, read: read(below, BEFORE), told: None });
+        // What is in Kafka is its own, with what it had reserved.
+        let own =
+            |confirmed, below| Some(Rewind { confirmed, read: read(below, BEFORE), told: Some(read(450, BEFORE)) });
         let committed = |offset, read| Some(Committed { offset, by: CommittedBy::Lineage(OURS), read: Some(read) });
         let told = |offset, recorded, read| Facts { committed: committed(offset, read), ..facts(None, recorded) };
         let theirs = Facts { lineage_accepted: true, ..facts(Some((500, CommittedBy::Lineage(THEIRS))), Some(400)) };
@@ -269,6 +289,10 @@ mod tests {
             (told(400, Some(300), read(450, NOW)), None, Some(450)),
             (told(400, Some(460), read(450, BEFORE)), None, None),
             (told(400, Some(400), read(450, BEFORE)), after_restart(400, 470), Some(470)),
+            (told(400, Some(400), read(450, BEFORE)), own(400, 400), None),
+            (told(400, Some(400), read(450, BEFORE)), own(400, 420), Some(420)),
+            (told(400, Some(300), read(450, BEFORE)), own(400, 400), Some(400)),
+            (told(400, Some(400), read(460, BEFORE)), own(400, 400), Some(460)),
             (facts(ours(400), Some(300)), rewind(400, 450), Some(450)),
             (facts(ours(390), Some(395)), rewind(400, 450), Some(450)),
             (facts(None, None), rewind(400, 450), Some(450)),

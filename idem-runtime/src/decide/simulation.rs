@@ -339,7 +339,7 @@ impl Member {
                 Verdict::Unchanged { written } => (owned.written, owned.attempted) = (written, None),
                 Verdict::Zombie => self.let_go(world, me, partition),
                 Verdict::WentBack => {
-                    self.rewinds.insert(partition, Rewind { confirmed: written, read: owned.read() });
+                    self.rewinds.insert(partition, Rewind { confirmed: written, read: owned.read(), told: None });
                     self.let_go(world, me, partition);
                 }
             }

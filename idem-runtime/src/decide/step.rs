@@ -55,6 +55,28 @@ pub(crate) fn after(
     }
 }
 
+/// What became of the event, in a word: for metrics, spans and logs.
+pub(crate) fn word(step: &Step, outcome: &Outcome) -> &'static str {
+    match (step, outcome) {
+        (Step::Advance, Outcome::Duplicate) => "duplicate",
+        (Step::Advance, Outcome::Stale) => "stale",
+        (Step::Advance, Outcome::Expired) => "expired",
+        (Step::Advance, Outcome::Unmatched) => "unmatched",
+        (Step::Advance, Outcome::Done) => "done",
+        (Step::Retry { .. }, _) => "retry",
+        (Step::DeadLetter { .. }, _) => "dead-letter",
+        (Step::WaitInPlace | Step::StopRun, _)
+        // Nothing is done with these; named one by one, so that a new outcome needs a word.
+        | (
+            Step::Advance,
+            Outcome::Infrastructure(_)
+            | Outcome::Transient { .. }
+            | Outcome::Permanent { .. }
+            | Outcome::TransactionEnded,
+        ) => "wait",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,11 +132,11 @@ mod tests {
             (Outcome::TransactionEnded, 0, false, Step::StopRun),
         ];
         for (outcome, attempt, unmatched_is_dead, expected) in cases {
-            assert_eq!(
-                after(&outcome, attempt, &TIERS, unmatched_is_dead, Verdict::Counts),
-                expected,
-                "{outcome:?} at attempt {attempt}"
-            );
+            let step = after(&outcome, attempt, &TIERS, unmatched_is_dead, Verdict::Counts);
+            assert_eq!(step, expected, "{outcome:?} at attempt {attempt}");
+            let word = word(&step, &outcome);
+            let is_settled = !matches!(step, Step::WaitInPlace | Step::StopRun);
+            assert_eq!(crate::telemetry::OUTCOMES.contains(&word), is_settled, "what is settled is counted: {word}");
         }
         assert_eq!(after(&transient(false), 0, &[], false, Verdict::Counts), dead(Reason::Exhausted), "retry = []");
         for attempt in [0, 9] {

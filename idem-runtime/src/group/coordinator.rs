@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior};
@@ -18,9 +18,10 @@ use super::progress::{compare, write};
 use super::takeover::{self, Taken};
 use crate::decide::position::{CommittedBy, Read, Rewind, ServerRun};
 use crate::decide::progress::Verdict;
+use crate::decide::reservation;
 use crate::health::Obstacle;
 use crate::kafka::consumer::{Command, Consumer, Event, Partition, Source};
-use crate::lane::{Lane, LaneState};
+use crate::lane::{Lane, LaneState, Reservation};
 use crate::parking::Parking;
 use crate::pg::parked::Owner;
 use crate::pg::progress::Server;
@@ -33,6 +34,10 @@ const TICK: Duration = Duration::from_secs(1);
 const IDLE_TICKS: u32 = 5;
 /// Pause before a takeover that failed is tried again.
 const TAKEOVER_PAUSE: Duration = Duration::from_millis(500);
+/// Pause before a commit that was refused, and that a lane waits for, is tried again.
+const COMMIT_PAUSE: Duration = Duration::from_millis(200);
+/// How long lanes may begin what lies below something finished before their partitions are handed over.
+const CLOSING: Duration = Duration::from_secs(1);
 /// Ticks without any partition after which others have certainly read the positions of theirs.
 const SPARE_TICKS: u32 = 60;
 /// How long a member that another one seems to have replaced waits for Kafka to say so. If Kafka does
@@ -43,25 +48,25 @@ const DISPUTE_PAUSE: Duration = Duration::from_secs(15);
 pub(super) struct Owned {
     pub lane: Lane,
     pub epoch: i64,
+    /// How far others had begun it.
+    pub begun_before: i64,
     /// The run of the server that confirmed what the lane did.
     pub server: Server,
     /// What the database holds.
     pub written: i64,
     /// A write whose answer did not come.
     pub attempted: Option<i64>,
-    /// The offset and metadata that Kafka was told.
-    pub committed: Option<(i64, String)>,
+    /// The offset that Kafka was told last, and how far it was begun; it may have refused.
+    pub told: Option<(i64, Read)>,
+    /// Whether it did not refuse.
+    pub is_confirmed: bool,
 }
 
 impl Owned {
-    /// How far it has read.
-    fn read(&self) -> Read {
-        Read { below: self.lane.delivered_below(), server: ServerRun::of(&self.server) }
-    }
-
-    /// What Kafka is to be told: offset and metadata.
-    pub(super) fn commit(&self, lineage: Uuid, partition: &Partition) -> (Partition, i64, String) {
-        (partition.clone(), self.written, CommittedBy::metadata(lineage, Some(self.read())))
+    /// How far it was begun, by whomever, or may be when so many more events are reserved for its lane.
+    fn read(&self, reserve: i64) -> Read {
+        let below = reservation::told_below(self.lane.delivered_below(), reserve, self.begun_before);
+        Read { below, server: ServerRun::of(&self.server) }
     }
 }
 
@@ -141,6 +146,7 @@ impl Coordinator {
                 },
                 Some(ended) = self.committing.join_next() => self.committed(ended),
                 _ = tick.tick() => self.record_progress().await,
+                () = group.short.notified() => self.commit_written(),
                 () = group.doubt.notified() => self.compare().await,
                 () = sleep_until(takeover) => tokio::select! {
                     () = stop.requested() => {}
@@ -175,11 +181,12 @@ impl Coordinator {
         self.pending.insert(partition, Pending { rewind, not_before: Instant::now() + pause });
     }
 
-    /// Lets go of a partition's lane, and reads its position anew.
-    async fn rewind(&mut self, partition: Partition, pause: Duration) {
+    /// Lets go of a partition's lane, and reads its position anew. `may_be_others`: another member may have had it since.
+    async fn rewind(&mut self, partition: Partition, pause: Duration, may_be_others: bool) {
         if let Some(mut owned) = self.owned.remove(&partition) {
-            let rewind = Rewind { confirmed: owned.written, read: owned.read() };
             owned.lane.abort().await;
+            let told = owned.told.filter(|_| !may_be_others).map(|(_, read)| read);
+            let rewind = Rewind { confirmed: owned.written, read: owned.read(0), told };
             self.wait_for_position(partition, Some(rewind), pause);
         }
     }
@@ -207,7 +214,7 @@ impl Coordinator {
         }
         let bound = self.drain_bound();
         self.draining.spawn(async move {
-            futures_util::future::join_all(working.iter_mut().map(|(_, owned)| owned.lane.drain(bound))).await;
+            futures_util::future::join_all(working.iter_mut().map(|(_, owned)| owned.lane.drain(bound, CLOSING))).await;
             Drained { working, idle }
         });
     }
@@ -221,12 +228,16 @@ impl Coordinator {
             .get("max.poll.interval.ms")
             .and_then(|millis| millis.parse().ok())
             .unwrap_or(300_000);
-        self.group.longest_handler.min(Duration::from_millis(poll_interval) / 2) + Duration::from_secs(1)
+        self.group.longest_handler.min(Duration::from_millis(poll_interval) / 2) + CLOSING
     }
 
     /// The last record of drained partitions, then the commit, then they go back to the group.
     async fn hand_over(&mut self, drained: Drained) {
         let Drained { mut working, idle } = drained;
+        // Its metadata says more than what is told now, and must not come after it.
+        if let Some(ended) = self.committing.join_next().await {
+            self.committed(ended);
+        }
         let partitions = working.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
         let group = &*self.group.name;
         if let Err(error) = write(&self.group, partitions).await {
@@ -255,7 +266,7 @@ impl Coordinator {
         match taken {
             Ok(taken) => {
                 self.group.health.clear(&Obstacle::Position(Arc::clone(&self.group.name)));
-                for (partition, Taken { offset, epoch, server, parked }) in taken {
+                for (partition, Taken { offset, begun_below, epoch, server, parked }) in taken {
                     let Some(pending) = self.pending.remove(&partition) else { continue };
                     let (group, of) = (Arc::clone(&self.group.name), partition.clone());
                     let owner = Owner { group, partition: of, epoch, server: Arc::clone(&server) };
@@ -268,7 +279,16 @@ impl Coordinator {
                     } else {
                         assigned.push(source);
                     }
-                    let owned = Owned { lane, epoch, server, written: offset, attempted: None, committed: None };
+                    let owned = Owned {
+                        lane,
+                        epoch,
+                        begun_before: begun_below,
+                        server,
+                        written: offset,
+                        attempted: None,
+                        told: None,
+                        is_confirmed: false,
+                    };
                     // Whoever engaged its brake may have been another member.
                     self.brakes.apply(&partition, &owned);
                     self.owned.insert(partition, owned);
@@ -285,6 +305,9 @@ impl Coordinator {
         }
         if !assigned.is_empty() {
             self.consumer.send(Command::Start(assigned));
+        }
+        if self.is_short() {
+            self.commit_written();
         }
         // Those that are left: no leader, or no database.
         for partition in due.keys() {
@@ -354,7 +377,7 @@ impl Coordinator {
             .collect();
         for partition in idle {
             self.suspects.remove(&partition);
-            self.rewind(partition, Duration::ZERO).await;
+            self.rewind(partition, Duration::ZERO, true).await;
         }
     }
 
@@ -380,7 +403,7 @@ impl Coordinator {
                     partition = number,
                     "another member has taken the partition over: this one was away too long, and stops working on it"
                 );
-                self.rewind(partition, DISPUTE_PAUSE).await;
+                self.rewind(partition, DISPUTE_PAUSE, true).await;
             } else {
                 tracing::warn!(
                     group,
@@ -388,7 +411,7 @@ impl Coordinator {
                     partition = number,
                     "the database restarted or went back: reading the position anew"
                 );
-                self.rewind(partition, Duration::ZERO).await;
+                self.rewind(partition, Duration::ZERO, false).await;
             }
         }
     }
@@ -399,33 +422,77 @@ impl Coordinator {
         self.group.health.set(Obstacle::Position(Arc::clone(&self.group.name)), reason);
     }
 
-    /// Tells Kafka what the database holds, and how far the lanes have read.
+    /// Tells Kafka what the database holds, and how far the lanes have begun, and may begin.
     fn commit_written(&mut self) {
         // One at a time: they are to arrive in their order.
         if !self.committing.is_empty() {
             return;
         }
         let lineage = self.group.lineage;
-        let news = |(partition, owned): (&Partition, &mut Owned)| {
-            let (partition, offset, metadata) = owned.commit(lineage, partition);
-            let told = Some((offset, metadata.clone()));
-            if owned.committed == told {
-                return None;
+        let (mut due, mut reserved) = (Vec::new(), Vec::new());
+        for (partition, owned) in &mut self.owned {
+            let reserve = owned.lane.to_reserve();
+            let told = (owned.written, owned.read(reserve.unwrap_or_default()));
+            if owned.is_confirmed && owned.told == Some(told) {
+                continue;
             }
-            owned.committed = told;
-            Some((partition, offset, metadata))
-        };
-        let due: Vec<(Partition, i64, String)> = self.owned.iter_mut().filter_map(news).collect();
-        if !due.is_empty() {
-            self.committing.spawn(self.consumer.commit(due));
+            (owned.told, owned.is_confirmed) = (Some(told), true);
+            due.push((partition.clone(), told.0, CommittedBy::metadata(lineage, Some(told.1))));
+            reserved.push(reserve.map(|_| (owned.lane.reservation().clone(), told.1.below)));
         }
+        if due.is_empty() {
+            return;
+        }
+        // Kafka answers for all of them with the refusal of one, such as of a topic that is gone.
+        let one_by_one: Vec<_> = due.iter().map(|one| self.consumer.commit(vec![one.clone()])).collect();
+        let all = self.consumer.commit(due);
+        self.committing.spawn(async move {
+            let confirm = |one: &Option<(Reservation, i64)>| {
+                if let Some((reservation, below)) = one {
+                    reservation.raise(*below);
+                }
+            };
+            let refused = all.await;
+            match &refused {
+                Ok(()) => reserved.iter().for_each(confirm),
+                Err(error) if is_of_one_topic(error) && one_by_one.len() > 1 => {
+                    for (commit, one) in one_by_one.into_iter().zip(&reserved) {
+                        if commit.await.is_ok() {
+                            confirm(one);
+                        }
+                    }
+                }
+                Err(_) => {}
+            }
+            refused
+        });
     }
 
     fn committed(&mut self, ended: Result<KafkaResult<()>, JoinError>) {
-        if let Ok(Err(error)) = ended {
-            tracing::debug!(group = &*self.group.name, %error, "a commit was refused; the next tick repeats it");
-            self.owned.values_mut().for_each(|owned| owned.committed = None);
+        let is_short = self.is_short();
+        match ended {
+            // What the lanes took meanwhile was not in it.
+            Ok(Ok(())) if is_short => self.commit_written(),
+            Ok(Ok(())) => {}
+            refused => {
+                if let Ok(Err(error)) = refused {
+                    tracing::debug!(group = &*self.group.name, %error, "a commit was refused; the next tick repeats it");
+                }
+                self.owned.values_mut().for_each(|owned| owned.is_confirmed = false);
+                if is_short {
+                    let group = Arc::clone(&self.group);
+                    tokio::spawn(async move {
+                        tokio::time::sleep(COMMIT_PAUSE).await;
+                        group.short.notify_one();
+                    });
+                }
+            }
         }
+    }
+
+    /// Whether a lane waits for a commit, or soon will.
+    fn is_short(&self) -> bool {
+        self.owned.values().any(|owned| owned.lane.is_short())
     }
 
     /// Finishes what runs, records and commits it, and leaves the group.
@@ -434,7 +501,8 @@ impl Coordinator {
         let left =
             |reserve: u64| end.saturating_duration_since(Instant::now()).saturating_sub(Duration::from_secs(reserve));
         let bound = left(5);
-        futures_util::future::join_all(self.owned.values_mut().map(|owned| owned.lane.drain(bound))).await;
+        let closing = bound.saturating_sub(self.group.longest_handler).max(CLOSING);
+        futures_util::future::join_all(self.owned.values_mut().map(|owned| owned.lane.drain(bound, closing))).await;
         let mut owned: Vec<(Partition, Owned)> = self.owned.drain().collect();
         while let Ok(Some(Ok(drained))) = tokio::time::timeout(left(5), self.draining.join_next()).await {
             owned.extend(drained.working);
@@ -457,7 +525,16 @@ impl Coordinator {
 /// What Kafka is told of partitions in the end, also where their progress could not be recorded: the next owner has to
 /// know how far this one had begun.
 fn told(lineage: Uuid, partitions: &[(Partition, Owned)]) -> Vec<(Partition, i64, String)> {
-    partitions.iter().map(|(partition, owned)| owned.commit(lineage, partition)).collect()
+    let told = |(partition, owned): &(Partition, Owned)| {
+        (partition.clone(), owned.written, CommittedBy::metadata(lineage, Some(owned.read(0))))
+    };
+    partitions.iter().map(told).collect()
+}
+
+/// Whether Kafka refuses it for one topic, whatever becomes of the others.
+fn is_of_one_topic(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode::{TopicAuthorizationFailed, UnknownTopicOrPartition};
+    matches!(error.rdkafka_error_code(), Some(TopicAuthorizationFailed | UnknownTopicOrPartition))
 }
 
 /// Waits until then; for ever, if there is no then.

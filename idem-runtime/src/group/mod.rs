@@ -17,6 +17,7 @@ use uuid::Uuid;
 pub(crate) use self::coordinator::Coordinator;
 use crate::circuit::Circuit;
 use crate::config::Config;
+use crate::decide::reservation;
 use crate::event::{DecodeError, TypeField};
 use crate::handler::{Handler, States};
 use crate::health::Health;
@@ -64,6 +65,8 @@ pub(crate) struct GroupContext {
     pub first_positions: FirstPositions,
     /// Asks the coordinator to compare the database with what it believes.
     pub doubt: Notify,
+    /// Asks the coordinator to reserve more events for its lanes.
+    pub short: Notify,
     pub failures: mpsc::UnboundedSender<RunError>,
     /// Longest time a handler of the group may take.
     pub longest_handler: Duration,
@@ -80,6 +83,19 @@ impl GroupContext {
     /// Ends the run with an error.
     pub(crate) fn fail(&self, error: RunError) {
         let _ = self.failures.send(error);
+    }
+
+    /// So many events a lane looks at: enough to find some of other keys behind those of a slow one.
+    pub(crate) fn look_ahead(&self) -> usize {
+        if self.concurrency == 1 { 1 } else { self.concurrency * 8 }
+    }
+
+    /// So many events are reserved ahead of those that a lane of the topic has begun. Zero: they need not be, as no
+    /// handler that gets its events makes money calls. The group's own topics hold events of all of them.
+    pub(crate) fn reserve(&self, topic: &str) -> i64 {
+        let pays = |handlers: &Vec<Handler>| handlers.iter().any(|one| one.spec.money.is_some());
+        let pays = self.topics.get(topic).map_or_else(|| self.topics.values().any(pays), pays);
+        if pays { reservation::ahead(self.look_ahead()) } else { 0 }
     }
 
     /// Whether only this group reads and writes the topic.

@@ -18,6 +18,8 @@ use crate::run::RunError;
 /// A partition that was taken over.
 pub(super) struct Taken {
     pub offset: i64,
+    /// How far it was begun before.
+    pub begun_below: i64,
     pub epoch: i64,
     pub server: Server,
     pub parked: Vec<Waiting>,
@@ -53,6 +55,13 @@ pub(super) async fn positions(
     let partitions: Vec<Partition> =
         partitions.into_iter().filter(|partition| log.bounds.contains_key(partition)).collect();
 
+    let begun_below: HashMap<Partition, i64> = pending
+        .iter()
+        .map(|(partition, pending)| {
+            let committed = log.committed.get(partition).copied();
+            (partition.clone(), position::begun_below(committed, pending.rewind))
+        })
+        .collect();
     let (context, pending) = (Arc::clone(group), pending.clone());
     let taken = on_service(&group.pools, move |connection| {
         Box::pin(async move {
@@ -64,7 +73,8 @@ pub(super) async fn positions(
     let taken = |(partition, position): (Partition, Position)| {
         let parked = parked.remove(&partition).unwrap_or_default();
         let (offset, epoch) = (position.next_offset, position.epoch);
-        (partition, Taken { offset, epoch, server: Arc::clone(&server), parked })
+        let begun_below = begun_below.get(&partition).copied().unwrap_or_default();
+        (partition, Taken { offset, begun_below, epoch, server: Arc::clone(&server), parked })
     };
     Ok(positions.into_iter().map(taken).collect())
 }

@@ -28,6 +28,7 @@ pub(super) async fn run(
     // So many from the front of the backlog are settled one by one.
     let mut alone = 0;
     let mut released = ledger.brake.subscribe();
+    let mut reserved = ledger.reservation.below.subscribe();
     loop {
         if stop.is_requested() {
             return;
@@ -83,6 +84,14 @@ pub(super) async fn run(
             }
         } else if let Some(record) = backlog.pop_front() {
             alone -= 1;
+            // Its handler may be one that makes money calls.
+            if record.offset >= *reserved.borrow_and_update() {
+                group.short.notify_one();
+                tokio::select! {
+                    () = stop.requested() => return,
+                    _ = reserved.wait_for(|below| record.offset < *below) => {}
+                }
+            }
             match pipeline::settle(group, Claim { server, parking: None }, &record, stop).await {
                 Settled::Finished(letter) => ledger.finish(Some(record.offset), letter),
                 // Nothing may overtake it.

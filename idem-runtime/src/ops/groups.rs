@@ -1,5 +1,7 @@
 //! The groups that a database knows, and orders to a group.
 
+use std::collections::HashMap;
+
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use serde::Serialize;
 use uuid::Uuid;
@@ -189,18 +191,25 @@ pub async fn accept(ops: &Ops, group: &str) -> Result<Accepted, OpsError> {
     if committed.is_empty() {
         return Err(OpsError::NoGroup { group: group.to_owned() });
     }
+    let mut read = HashMap::new();
     let mut others: Vec<(Partition, i64, Uuid)> = committed
         .into_iter()
-        .filter_map(|(partition, (offset, metadata))| match Committed::parse(offset, &metadata).by {
-            CommittedBy::Lineage(theirs) if theirs != lineage => Some((partition, offset, theirs)),
-            CommittedBy::Lineage(_) | CommittedBy::Other => None,
+        .filter_map(|(partition, (offset, metadata))| {
+            let committed = Committed::parse(offset, &metadata);
+            read.insert(partition.clone(), committed.read);
+            match committed.by {
+                CommittedBy::Lineage(theirs) if theirs != lineage => Some((partition, offset, theirs)),
+                CommittedBy::Lineage(_) | CommittedBy::Other => None,
+            }
         })
         .collect();
     others.sort_unstable();
     if !others.is_empty() {
         let commit = |whose: fn(Uuid, Uuid) -> Uuid| {
             let offsets = others.iter().map(|(partition, offset, theirs)| {
-                (partition.clone(), *offset, CommittedBy::metadata(whose(lineage, *theirs), None))
+                // How far they had begun is to be known by whoever goes on.
+                let read = read.get(partition).copied().flatten();
+                (partition.clone(), *offset, CommittedBy::metadata(whose(lineage, *theirs), read))
             });
             observer.commit(offsets.collect())
         };

@@ -176,7 +176,9 @@ fn decision(facts: &Facts) -> Decision {
             "database-went-back",
             "database behind: it was restored or failed over; would go back to where the database is",
         ),
-        Why::OperatorReset => ("operator-reset", "another client or a person committed the group's offset in Kafka: would be honoured"),
+        Why::OperatorReset => {
+            ("operator-reset", "another client or a person committed the group's offset in Kafka: would be honoured")
+        }
         Why::KafkaForgot => ("kafka-forgot", "Kafka knows no offset: would go on where the database is"),
         Why::FirstTime => ("first-time", "nobody knows a position: would start as IDEM_AUTO_OFFSET_RESET says"),
         Why::OutOfRange => ("out-of-range", "the position is not in the log any more: would start at the log's start"),

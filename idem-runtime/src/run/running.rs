@@ -81,6 +81,7 @@ impl Running {
                 let concurrency = handlers.iter().map(|handler| handler.spec.concurrency).max().unwrap_or(1);
                 // The registry made sure that they agree.
                 let ordered = handlers.iter().any(|handler| handler.spec.order == Order::Key);
+                let pays = handlers.iter().any(|handler| handler.spec.money.is_some());
                 let longest_handler = handlers.iter().map(|handler| handler.spec.timeout).max().unwrap_or_default();
                 let name: Arc<str> = name.into();
                 let stats = handlers.iter().map(|handler| (handler.spec.name, handler.spec.topic));
@@ -106,7 +107,7 @@ impl Running {
                     turns: Turns::default(),
                     permits: Arc::clone(&permits),
                     producer: producer.clone(),
-                    provider: provider.clone(),
+                    provider: provider.clone().filter(|_| pays),
                     lineage,
                     circuits,
                     health: self.health.clone(),
@@ -114,6 +115,7 @@ impl Running {
                     missing_partition: Arc::clone(&missing_partition),
                     first_positions: first_positions.clone(),
                     doubt: Notify::new(),
+                    short: Notify::new(),
                     failures: failures.clone(),
                     longest_handler,
                 })

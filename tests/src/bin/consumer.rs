@@ -40,6 +40,12 @@ async fn hurried(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerRe
     orders::handle(tx, order, &delivery, "hurried").await
 }
 
+#[idempotent_handler(topic = "paying.orders", group = "paying", money = true, retry = [])]
+async fn paying(tx: &mut Tx<'_>, order: Order, delivery: Delivery, payments: MoneyClient) -> HandlerResult {
+    payments.post("/charges").json(&serde_json::json!({"event": order.event_id})).send().await?;
+    orders::handle(tx, order, &delivery, "paying").await
+}
+
 #[tokio::main]
 async fn main() -> Result<(), idem_runtime::RunError> {
     tests::run::show_logs();

@@ -1,8 +1,12 @@
 //! What a person decides: unrecorded and unknown calls, forgotten keys, restores.
 
+use std::time::Duration;
+
 use idem_runtime::prelude::*;
+use idem_runtime::testing::Provider;
 use idem_runtime::testing::ProviderFault::{DropAfter, Status};
-use tests::{Kafka, Postgres, TestEnv, eventually};
+use tests::child::workspace_program;
+use tests::{Kafka, Postgres, Program, Record, TestEnv, eventually, orders};
 
 use crate::bill::{Desk, LIMIT, Plan};
 use crate::money_handlers;
@@ -141,6 +145,59 @@ async fn a_database_that_lost_a_charge_does_not_let_it_leave_again_when_its_key_
     let asked = |id: uuid::Uuid| desk.keys().iter().filter(|key| **key == id.to_string()).count();
     assert_eq!((asked(old), asked(fresh), asked(late)), (1, 2, 1));
     assert_eq!(desk.charges(), 4, "the first one, the old one, the fresh one, the late one");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_charge_of_a_process_that_was_killed_at_once_is_known_after_a_restore() {
+    let mut postgres = Postgres::start().await.unwrap();
+    let url = postgres.create_database("app").await.unwrap();
+    let env = TestEnv::on(&url, Kafka::shared().await).with("IDEM_KAFKA_SESSION_TIMEOUT_MS", "6000");
+    orders::create_tables(&env.pool).await;
+    let provider = Provider::start().await.unwrap();
+    let env = env.with("IDEM_MONEY_BASE_URL", &provider.url()).with("RUST_LOG", "idem_runtime=info");
+    env.kafka.create_topic("paying.orders", 1).await;
+    let program = workspace_program("tests", "consumer");
+    let publish = async |timestamp: i64| {
+        let value = orders::payload(EventId::now().uuid(), 0, &orders::Plan::Succeed);
+        env.kafka.produce(Record::to("paying.orders").key("k").value(&value).timestamp(timestamp)).await;
+    };
+    let done = async |count: i64| {
+        eventually(LIMIT, "the offset", async || {
+            let committed = env.kafka.committed("paying", "paying.orders").await;
+            committed.get(&0).is_some_and(|committed| committed.offset == count)
+        })
+        .await;
+    };
+    let now = i64::try_from(EventId::now().uuid().as_u128() >> 80).unwrap();
+    publish(now).await;
+    let mut first = Program::start(&program, &["paying"], &env.variables());
+    done(1).await;
+    first.terminate();
+    assert!(first.wait(LIMIT).await.success());
+    let copy = tempfile::tempdir().unwrap();
+    postgres.stop_fast().await.unwrap();
+    postgres.copy_data_dir_to(&copy.path().join("data")).await.unwrap();
+    postgres.start_again().await.unwrap();
+
+    // It is charged, and killed before it can tell anybody.
+    let mut second = Program::start(&program, &["paying"], &env.variables());
+    second.line("starting", LIMIT).await;
+    publish(now - 25 * 3_600_000).await;
+    while provider.charges().len() < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    second.kill().await;
+
+    postgres.stop_immediate().await.unwrap();
+    postgres.restore_from(&copy.path().join("data")).await.unwrap();
+    postgres.start_again().await.unwrap();
+    let mut third = Program::start(&program, &["paying"], &env.variables());
+    done(2).await;
+    let letters = env.kafka.read_all("paying.dlq").await;
+    assert_eq!(letters[0].header("idem-reason").as_deref(), Some("key-expired"));
+    assert_eq!(provider.charges().len(), 2, "the first one, and the one whose answer nobody saw");
+    third.terminate();
+    assert!(third.wait(LIMIT).await.success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

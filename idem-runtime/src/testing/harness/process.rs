@@ -99,6 +99,8 @@ impl Process {
             let parking = Parking::new(&self.group, owner, &parked);
             Lane::start(Arc::clone(&self.group), partition, position, server, parking)
         });
+        // There is nobody who takes over.
+        lane.reservation().raise(i64::MAX);
         if let Some(record) = record {
             // The queue is empty, and takes one record whatever its size.
             let _ = sender.try_send(record);
@@ -112,7 +114,7 @@ impl Process {
         };
         match ended {
             Some(Ended::Died) => lane.abort().await,
-            Some(_) => lane.drain(DRAIN).await,
+            Some(_) => lane.drain(DRAIN, Duration::ZERO).await,
             None => {
                 lane.abort().await;
                 return Err(TestingError::Stuck(self.group.health.reasons()));
