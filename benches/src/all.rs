@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, ValueEnum};
 use serde_json::Value;
@@ -36,14 +36,10 @@ enum Measured {
 
 /// Runs one after the other. What fails is said and left out; results are written as they come.
 pub async fn run(args: &Args, options: &Options) -> Result<Value, Failed> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+    let folder = folder();
     fs::create_dir_all(&folder)?;
-    let file = folder.join("results.json");
-    let mut lines: serde_json::Map<String, Value> = match fs::read(&file) {
-        Ok(text) => serde_json::from_slice(&text)?,
-        Err(error) if error.kind() == ErrorKind::NotFound => serde_json::Map::new(),
-        Err(error) => return Err(error.into()),
-    };
+    let file = folder.join(RESULTS);
+    let mut lines = results(&file)?;
     for scenario in Measured::value_variants() {
         if !args.only.is_empty() && !args.only.contains(scenario) {
             continue;
@@ -58,7 +54,13 @@ pub async fn run(args: &Args, options: &Options) -> Result<Value, Failed> {
             Err(why) => eprintln!("{name} could not be measured: {why}"),
         }
     }
-    let lines = Value::Object(lines);
+    draw()
+}
+
+/// Draws the pictures from the results that there are.
+pub fn draw() -> Result<Value, Failed> {
+    let folder = folder();
+    let lines = Value::Object(results(&folder.join(RESULTS))?);
     plot::throughput(&folder.join("throughput.svg"), &bars(&lines))?;
     for (scenario, what) in [("backlog", "the events that wait"), ("lanes", "the number of lanes")] {
         let eps = &lines[scenario]["eps"];
@@ -68,6 +70,21 @@ pub async fn run(args: &Args, options: &Options) -> Result<Value, Failed> {
     }
     eprintln!("results and pictures are in {}", folder.display());
     Ok(lines)
+}
+
+const RESULTS: &str = "results.json";
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("results")
+}
+
+/// The line of each scenario that was measured.
+fn results(file: &Path) -> Result<serde_json::Map<String, Value>, Failed> {
+    match fs::read(file) {
+        Ok(text) => Ok(serde_json::from_slice(&text)?),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(serde_json::Map::new()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 async fn measure(scenario: Measured, options: &Options) -> Result<Value, Failed> {

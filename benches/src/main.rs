@@ -81,6 +81,8 @@ enum Scenario {
     Outbox,
     /// SIGTERM under 5,000 events a second: how long the exit takes, and what comes again.
     Shutdown,
+    /// The pictures again, from the results that there are.
+    Plot,
     #[command(hide = true)]
     Consume(consume::Args),
     #[command(hide = true)]
@@ -107,6 +109,7 @@ async fn main() -> Result<(), Failed> {
         Scenario::Money => money::run(&options).await?,
         Scenario::Outbox => outbox::run(&options).await?,
         Scenario::Shutdown => shutdown::run(&options).await?,
+        Scenario::Plot => all::draw()?,
         Scenario::Consume(args) => return consume::run(args).await,
         Scenario::Peer(args) => return peers::run(args).await,
     };

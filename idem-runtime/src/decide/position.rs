@@ -174,10 +174,10 @@ fn told(committed: Option<Committed>, rewind: Option<Rewind>) -> Option<(i64, Re
 }
 
 /// How far the partition was begun before, as far as anybody knows. Whoever goes on has to tell it too: the database may
-/// go back again.
-pub(crate) fn begun_below(committed: Option<Committed>, rewind: Option<Rewind>) -> i64 {
+/// go back again. Nothing was begun that is not in the log, whatever was reserved.
+pub(crate) fn begun_below(committed: Option<Committed>, rewind: Option<Rewind>, log_end: i64) -> i64 {
     let told = told(committed, rewind).map(|(_, read)| read.below);
-    told.max(rewind.map(|rewind| rewind.read.below)).unwrap_or_default()
+    told.max(rewind.map(|rewind| rewind.read.below)).unwrap_or_default().min(log_end)
 }
 
 /// Below which offset events were read before, and then the database went back over them: what they did
@@ -194,7 +194,8 @@ pub(crate) fn reread_below(facts: &Facts, offset: i64, rewind: Option<Rewind>, s
     let below = committed.filter(|committed| is_lost(committed.offset)).map(|committed| committed.offset);
     let told = told(facts.committed, rewind).and_then(|(offset, read)| above(offset, read));
     let read = rewind.and_then(|rewind| above(rewind.confirmed, rewind.read));
-    below.max(told).max(read).filter(|below| *below > offset)
+    let below = below.max(told).max(read)?.min(facts.log_end);
+    (below > offset).then_some(below)
 }
 
 #[cfg(test)]
@@ -293,6 +294,8 @@ mod tests {
             (told(400, Some(400), read(450, BEFORE)), own(400, 420), Some(420)),
             (told(400, Some(300), read(450, BEFORE)), own(400, 400), Some(400)),
             (told(400, Some(400), read(460, BEFORE)), own(400, 400), Some(460)),
+            // What was reserved, and is in the log by now.
+            (told(400, Some(400), read(1_256, BEFORE)), None, Some(1_000)),
             (facts(ours(400), Some(300)), rewind(400, 450), Some(450)),
             (facts(ours(390), Some(395)), rewind(400, 450), Some(450)),
             (facts(None, None), rewind(400, 450), Some(450)),

@@ -93,6 +93,7 @@ mod tests {
         member: Member,
         /// Events whose calls have left.
         asked: BTreeSet<i64>,
+        log_end: i64,
     }
 
     impl World {
@@ -106,7 +107,15 @@ mod tests {
                 begun_before: 0,
             };
             let database = Database::default();
-            Self { copy: database.clone(), database, run: 1, committed: None, member, asked: BTreeSet::new() }
+            Self {
+                copy: database.clone(),
+                database,
+                run: 1,
+                committed: None,
+                member,
+                asked: BTreeSet::new(),
+                log_end: 3,
+            }
         }
 
         fn take_over(&mut self) {
@@ -117,7 +126,7 @@ mod tests {
                 lineage: LINEAGE,
                 lineage_accepted: false,
                 log_start: 0,
-                log_end: 1_000_000,
+                log_end: self.log_end,
                 start_at_end: false,
             };
             let position::Start::At(offset, _) = position::start(&facts) else { panic!("one database") };
@@ -132,7 +141,7 @@ mod tests {
                 delivered_below: offset,
                 unfinished: BTreeSet::new(),
                 reserved_below: i64::MIN,
-                begun_before: position::begun_below(committed, None),
+                begun_before: position::begun_below(committed, None, self.log_end),
             };
         }
 
@@ -159,7 +168,10 @@ mod tests {
             match what {
                 Happens::Take { finishes } => {
                     let offset = self.member.delivered_below;
-                    if offset >= self.member.reserved_below {
+                    // Another event comes now and then.
+                    self.log_end = self.log_end.max(offset);
+                    if offset >= self.member.reserved_below || offset >= self.log_end {
+                        self.log_end += 1;
                         return;
                     }
                     self.member.delivered_below += 1;

@@ -78,6 +78,12 @@ pub(super) struct Pending {
     not_before: Instant,
 }
 
+/// What Kafka is told of a partition, and what its lane may begin once Kafka has confirmed that.
+struct Told {
+    commit: (Partition, i64, String),
+    reserved: Option<(Reservation, i64)>,
+}
+
 /// Revoked partitions: those whose lanes finished what ran, and those that had none.
 struct Drained {
     working: Vec<(Partition, Owned)>,
@@ -93,8 +99,13 @@ pub(crate) struct Coordinator {
     pending: BTreeMap<Partition, Pending>,
     /// Revoked partitions whose lanes finish what runs.
     draining: JoinSet<Drained>,
-    /// The commit that is under way.
-    committing: JoinSet<KafkaResult<()>>,
+    /// The commits that are under way, and of what they are.
+    committing: JoinSet<(KafkaResult<()>, Vec<Partition>)>,
+    /// Not before then, where the last one was refused.
+    commit_again: Option<Instant>,
+    /// A topic was refused, such as one that is gone. Kafka answers for a whole commit with the refusal of one topic, so
+    /// each has commits of its own from then on.
+    by_topic: bool,
     /// Partitions whose offset may have left the log: the client does not say which one it was, and
     /// does not say it again.
     suspects: BTreeSet<Partition>,
@@ -120,6 +131,8 @@ impl Coordinator {
             pending: BTreeMap::new(),
             draining: JoinSet::new(),
             committing: JoinSet::new(),
+            commit_again: None,
+            by_topic: false,
             suspects: BTreeSet::new(),
             idle_ticks: 0,
             spare_ticks: None,
@@ -147,6 +160,10 @@ impl Coordinator {
                 Some(ended) = self.committing.join_next() => self.committed(ended),
                 _ = tick.tick() => self.record_progress().await,
                 () = group.short.notified() => self.commit_written(),
+                () = sleep_until(self.commit_again) => {
+                    self.commit_again = None;
+                    self.commit_written();
+                }
                 () = group.doubt.notified() => self.compare().await,
                 () = sleep_until(takeover) => tokio::select! {
                     () = stop.requested() => {}
@@ -235,8 +252,10 @@ impl Coordinator {
     async fn hand_over(&mut self, drained: Drained) {
         let Drained { mut working, idle } = drained;
         // Its metadata says more than what is told now, and must not come after it.
-        if let Some(ended) = self.committing.join_next().await {
-            self.committed(ended);
+        for _ in 0..self.committing.len() {
+            if let Some(ended) = self.committing.join_next().await {
+                self.committed(ended);
+            }
         }
         let partitions = working.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
         let group = &*self.group.name;
@@ -425,11 +444,11 @@ impl Coordinator {
     /// Tells Kafka what the database holds, and how far the lanes have begun, and may begin.
     fn commit_written(&mut self) {
         // One at a time: they are to arrive in their order.
-        if !self.committing.is_empty() {
+        if !self.committing.is_empty() || self.commit_again.is_some_and(|again| Instant::now() < again) {
             return;
         }
         let lineage = self.group.lineage;
-        let (mut due, mut reserved) = (Vec::new(), Vec::new());
+        let mut due: BTreeMap<Option<Arc<str>>, Vec<Told>> = BTreeMap::new();
         for (partition, owned) in &mut self.owned {
             let reserve = owned.lane.to_reserve();
             let told = (owned.written, owned.read(reserve.unwrap_or_default()));
@@ -437,56 +456,48 @@ impl Coordinator {
                 continue;
             }
             (owned.told, owned.is_confirmed) = (Some(told), true);
-            due.push((partition.clone(), told.0, CommittedBy::metadata(lineage, Some(told.1))));
-            reserved.push(reserve.map(|_| (owned.lane.reservation().clone(), told.1.below)));
+            due.entry(self.by_topic.then(|| Arc::clone(&partition.topic))).or_default().push(Told {
+                commit: (partition.clone(), told.0, CommittedBy::metadata(lineage, Some(told.1))),
+                reserved: reserve.map(|_| (owned.lane.reservation().clone(), told.1.below)),
+            });
         }
-        if due.is_empty() {
-            return;
-        }
-        // Kafka answers for all of them with the refusal of one, such as of a topic that is gone.
-        let one_by_one: Vec<_> = due.iter().map(|one| self.consumer.commit(vec![one.clone()])).collect();
-        let all = self.consumer.commit(due);
-        self.committing.spawn(async move {
-            let confirm = |one: &Option<(Reservation, i64)>| {
-                if let Some((reservation, below)) = one {
-                    reservation.raise(*below);
-                }
-            };
-            let refused = all.await;
-            match &refused {
-                Ok(()) => reserved.iter().for_each(confirm),
-                Err(error) if is_of_one_topic(error) && one_by_one.len() > 1 => {
-                    for (commit, one) in one_by_one.into_iter().zip(&reserved) {
-                        if commit.await.is_ok() {
-                            confirm(one);
-                        }
+        for told in due.into_values() {
+            let (commits, reserved): (Vec<_>, Vec<_>) =
+                told.into_iter().map(|told| (told.commit, told.reserved)).unzip();
+            let partitions = commits.iter().map(|(partition, ..)| partition.clone()).collect();
+            let commit = self.consumer.commit(commits);
+            self.committing.spawn(async move {
+                let ended = commit.await;
+                if ended.is_ok() {
+                    for (reservation, below) in reserved.into_iter().flatten() {
+                        reservation.raise(below);
                     }
                 }
-                Err(_) => {}
-            }
-            refused
-        });
+                (ended, partitions)
+            });
+        }
     }
 
-    fn committed(&mut self, ended: Result<KafkaResult<()>, JoinError>) {
-        let is_short = self.is_short();
-        match ended {
-            // What the lanes took meanwhile was not in it.
-            Ok(Ok(())) if is_short => self.commit_written(),
-            Ok(Ok(())) => {}
-            refused => {
-                if let Ok(Err(error)) = refused {
-                    tracing::debug!(group = &*self.group.name, %error, "a commit was refused; the next tick repeats it");
-                }
-                self.owned.values_mut().for_each(|owned| owned.is_confirmed = false);
-                if is_short {
-                    let group = Arc::clone(&self.group);
-                    tokio::spawn(async move {
-                        tokio::time::sleep(COMMIT_PAUSE).await;
-                        group.short.notify_one();
-                    });
-                }
+    fn committed(&mut self, ended: Result<(KafkaResult<()>, Vec<Partition>), JoinError>) {
+        let refused = match ended {
+            Ok((Ok(()), _)) => Vec::new(),
+            Ok((Err(error), partitions)) => {
+                tracing::debug!(group = &*self.group.name, %error, "a commit was refused; it is repeated");
+                self.by_topic |= is_of_one_topic(&error);
+                partitions
             }
+            Err(_) => self.owned.keys().cloned().collect(),
+        };
+        for partition in &refused {
+            if let Some(owned) = self.owned.get_mut(partition) {
+                owned.is_confirmed = false;
+            }
+        }
+        match self.is_short() {
+            true if !refused.is_empty() => self.commit_again = Some(Instant::now() + COMMIT_PAUSE),
+            // What the lanes took meanwhile was not in it.
+            true => self.commit_written(),
+            false => {}
         }
     }
 
@@ -501,13 +512,15 @@ impl Coordinator {
         let left =
             |reserve: u64| end.saturating_duration_since(Instant::now()).saturating_sub(Duration::from_secs(reserve));
         let bound = left(5);
-        let closing = bound.saturating_sub(self.group.longest_handler).max(CLOSING);
+        let closing = (bound / 2).max(CLOSING);
         futures_util::future::join_all(self.owned.values_mut().map(|owned| owned.lane.drain(bound, closing))).await;
         let mut owned: Vec<(Partition, Owned)> = self.owned.drain().collect();
         while let Ok(Some(Ok(drained))) = tokio::time::timeout(left(5), self.draining.join_next()).await {
             owned.extend(drained.working);
         }
-        let _ = tokio::time::timeout(left(4), self.committing.join_next()).await;
+        while let Ok(Some(_)) = tokio::time::timeout(left(4), self.committing.join_next()).await {}
+        // The client is closed by its thread, when nobody else has it.
+        self.committing.shutdown().await;
         let group = &*self.group.name;
         let partitions = owned.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
         if !matches!(tokio::time::timeout(left(3), write(&self.group, partitions)).await, Ok(Ok(()))) {

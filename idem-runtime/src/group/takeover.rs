@@ -59,7 +59,8 @@ pub(super) async fn positions(
         .iter()
         .map(|(partition, pending)| {
             let committed = log.committed.get(partition).copied();
-            (partition.clone(), position::begun_below(committed, pending.rewind))
+            let log_end = log.bounds.get(partition).map_or(i64::MAX, |(_, log_end)| *log_end);
+            (partition.clone(), position::begun_below(committed, pending.rewind, log_end))
         })
         .collect();
     let (context, pending) = (Arc::clone(group), pending.clone());

@@ -83,15 +83,18 @@ pub(super) async fn run(
                 }
             }
         } else if let Some(record) = backlog.pop_front() {
-            alone -= 1;
             // Its handler may be one that makes money calls.
             if record.offset >= *reserved.borrow_and_update() {
                 group.short.notify_one();
+                backlog.push_front(record);
                 tokio::select! {
-                    () = stop.requested() => return,
-                    _ = reserved.wait_for(|below| record.offset < *below) => {}
+                    () = stop.requested() => {}
+                    _ = reserved.changed() => {}
+                    _ = released.changed() => {}
                 }
+                continue;
             }
+            alone -= 1;
             match pipeline::settle(group, Claim { server, parking: None }, &record, stop).await {
                 Settled::Finished(letter) => ledger.finish(Some(record.offset), letter),
                 // Nothing may overtake it.

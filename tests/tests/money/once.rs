@@ -158,11 +158,13 @@ async fn kafka_is_told_how_far_charges_ran_ahead_of_one_that_waits() {
     desk.bill(Plan::Charge).await;
     eventually(LIMIT, "the slow request", async || desk.keys().len() == 1).await;
     desk.bill(Plan::Charge).await;
+    eventually(LIMIT, "the other request", async || desk.keys().len() == 2).await;
+    // Both, and what is reserved above them.
     eventually(LIMIT, "what was read above the position", async || {
         let committed = desk.env.kafka.committed(desk.group, &desk.topic).await;
         let Some(committed) = committed.get(&0) else { return false };
         let read: Vec<&str> = committed.metadata.split(':').collect();
-        committed.offset == 0 && read.len() == 4 && read[2].parse::<i64>().is_ok_and(|below| below >= 2)
+        committed.offset == 0 && read.len() == 4 && read[2].parse::<i64>().is_ok_and(|below| below == 2 + 256)
     })
     .await;
     desk.until_effects(2).await;

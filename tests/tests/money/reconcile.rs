@@ -183,10 +183,18 @@ async fn a_charge_of_a_process_that_was_killed_at_once_is_known_after_a_restore(
     let mut second = Program::start(&program, &["paying"], &env.variables());
     second.line("starting", LIMIT).await;
     publish(now - 25 * 3_600_000).await;
-    while provider.charges().len() < 2 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    tokio::time::timeout(LIMIT, async {
+        while provider.charges().len() < 2 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await
+    .unwrap();
     second.kill().await;
+    let committed = env.kafka.committed("paying", "paying.orders").await.remove(&0).unwrap();
+    let below: i64 = committed.metadata.split(':').nth(2).unwrap().parse().unwrap();
+    assert!(committed.offset == 1 && below > 1, "{committed:?}");
+    provider.forget_keys();
 
     postgres.stop_immediate().await.unwrap();
     postgres.restore_from(&copy.path().join("data")).await.unwrap();
