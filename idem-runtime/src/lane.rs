@@ -2,7 +2,7 @@
 
 mod shared;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -43,13 +43,23 @@ pub(crate) struct Lane {
 #[derive(Clone)]
 pub(crate) struct Reservation {
     below: Arc<watch::Sender<i64>>,
-    /// Events that are reserved ahead; zero where nothing needs to be.
+    /// One past the last event that it has begun, or would begin if it might.
+    claimed_below: Arc<AtomicI64>,
+    /// Offsets that are reserved ahead; zero where nothing needs to be.
     ahead: i64,
 }
 
 impl Reservation {
-    fn new(ahead: i64) -> Self {
-        Self { below: Arc::new(watch::Sender::new(if ahead == 0 { i64::MAX } else { i64::MIN })), ahead }
+    fn new(ahead: i64, next_offset: i64) -> Self {
+        let below = if ahead == 0 { i64::MAX } else { i64::MIN };
+        let claimed_below = Arc::new(AtomicI64::new(next_offset));
+        Self { below: Arc::new(watch::Sender::new(below)), claimed_below, ahead }
+    }
+
+    /// The lane begins an event, or would. `true`: more is to be reserved.
+    fn claim(&self, offset: i64) -> bool {
+        self.claimed_below.fetch_max(offset + 1, Ordering::AcqRel);
+        self.is_short()
     }
 
     /// Lets the lane begin events below this offset: whoever takes the partition over can know of them.
@@ -61,8 +71,12 @@ impl Reservation {
         });
     }
 
-    fn is_short(&self, delivered_below: i64) -> bool {
-        reservation::is_short(*self.below.borrow(), delivered_below, self.ahead)
+    fn is_short(&self) -> bool {
+        self.ahead > 0 && reservation::is_short(*self.below.borrow(), self.claimed_below(), self.ahead)
+    }
+
+    fn claimed_below(&self) -> i64 {
+        self.claimed_below.load(Ordering::Acquire)
     }
 }
 
@@ -94,7 +108,7 @@ impl Lane {
         let brake = Arc::new(watch::Sender::new(None));
         // Rows that are left of `order = "key"` are driven one at a time.
         let shares = group.shares(&partition.topic) && parking.is_none();
-        let reservation = Reservation::new(group.reserve(&partition.topic));
+        let reservation = Reservation::new(group.reserve(&partition.topic), next_offset);
         let (sender, receiver) = queue::channel(&group.memory, if shares { shared::QUEUE } else { QUEUE });
         let (handle, stop) = stop::channel();
         let watermark = Arc::new(Mutex::new(Watermark::starting_at(next_offset)));
@@ -123,9 +137,12 @@ impl Lane {
         (watermark.next_offset(), watermark.event_millis())
     }
 
-    /// One past the last event that it took from its queue.
-    pub(crate) fn delivered_below(&self) -> i64 {
-        lock(&self.watermark).delivered_below()
+    /// One past the last event that it has begun; where nothing is reserved, that it took from its queue.
+    pub(crate) fn begun_below(&self) -> i64 {
+        match self.reservation.ahead {
+            0 => lock(&self.watermark).delivered_below(),
+            _ => self.reservation.claimed_below(),
+        }
     }
 
     /// How far it may begin events.
@@ -140,7 +157,7 @@ impl Lane {
 
     /// Whether it has begun most of what it may.
     pub(crate) fn is_short(&self) -> bool {
-        self.reservation.is_short(self.delivered_below())
+        self.reservation.is_short()
     }
 
     /// Bytes that wait for it in memory.
@@ -277,6 +294,11 @@ async fn run(
             Work::Parked => !ending && begun_below > i64::MIN,
         };
         while let Some((key, work)) = (!braked).then(|| keys.start(may_start)).flatten() {
+            if let Work::Record(record) = &work
+                && ledger.reservation.claim(record.offset)
+            {
+                group.short.notify_one();
+            }
             running.push(async move {
                 match (work, parking) {
                     (Work::Record(record), _) => {
@@ -289,6 +311,13 @@ async fn run(
                     (Work::Parked, None) => (key, None, Settled::Finished(None)),
                 }
             });
+        }
+        let waits =
+            keys.startable().find_map(|work| if let Work::Record(record) = work { Some(record.offset) } else { None });
+        if let Some(offset) = waits.filter(|_| !ending && !braked)
+            && ledger.reservation.claim(offset)
+        {
+            group.short.notify_one();
         }
         if ending && running.is_empty() {
             return;
@@ -314,9 +343,6 @@ async fn run(
             record = queue.recv(), if keys.len() - parked < look_ahead && may_take => match record {
                 Some(record) => {
                     if ledger.deliver(&record) {
-                        if ledger.reservation.is_short(record.offset + 1) {
-                            group.short.notify_one();
-                        }
                         keys.push(key_hash(record.key.as_deref()), Work::Record(record));
                     }
                 }

@@ -51,6 +51,12 @@ impl<K: Hash + Eq + Clone, T> KeyLanes<K, T> {
         Some(next)
     }
 
+    /// Items that nothing but their start is missing of.
+    pub(crate) fn startable(&self) -> impl Iterator<Item = &T> {
+        let free = self.running < self.concurrency;
+        self.ready.iter().filter(move |_| free).map(|(_, item)| item)
+    }
+
     /// Notes that the running item of this key is done.
     pub(crate) fn finish(&mut self, key: K) {
         self.running -= 1;

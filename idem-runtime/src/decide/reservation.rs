@@ -4,22 +4,24 @@
 //! begun, in the metadata of its commits, and a member that is killed tells nothing more. So it tells before: a lane
 //! begins only what was reserved for it, some events ahead of the last one that it took.
 
-/// Events that are reserved ahead: enough that a lane seldom waits for Kafka, also while its group rebalances, and few
-/// enough that not much is taken for begun that was not.
-pub(crate) fn ahead(look_ahead: usize) -> i64 {
-    const LEAST: usize = 256;
-    i64::try_from(look_ahead.max(LEAST)).unwrap_or(i64::MAX)
+/// Offsets that are reserved ahead: enough that a lane seldom waits for Kafka, and few enough that not much is taken for
+/// begun that was not. What was taken for begun, and is old, waits for a person after a restart of the database; a hundred
+/// of those in a row engage the brake.
+pub(crate) fn ahead(concurrency: usize) -> i64 {
+    const LEAST: usize = 8;
+    i64::try_from((2 * concurrency).max(LEAST)).unwrap_or(i64::MAX)
 }
 
-/// What Kafka is told: below which offset events may have been begun, by this member, which has taken those below
-/// `delivered_below` and reserves so many more, or by those before it.
-pub(crate) fn told_below(delivered_below: i64, reserve: i64, begun_before: i64) -> i64 {
-    delivered_below.saturating_add(reserve).max(begun_before)
+/// Whether it is time to reserve more: half of it is used. `claimed_below`: one past the last event that the lane has begun,
+/// or would begin if it might.
+pub(crate) fn is_short(reserved_below: i64, claimed_below: i64, ahead: i64) -> bool {
+    reserved_below.saturating_sub(claimed_below) < (ahead / 2).max(1)
 }
 
-/// Whether it is time to reserve more: half of it is used. `delivered_below`: one past the last event that the lane took.
-pub(crate) fn is_short(reserved_below: i64, delivered_below: i64, ahead: i64) -> bool {
-    reserved_below.saturating_sub(delivered_below) < ahead / 2
+/// What Kafka is told: below which offset events may have been begun, by this member, which claims those below
+/// `claimed_below` and reserves so many more, or by those before it.
+pub(crate) fn told_below(claimed_below: i64, reserve: i64, begun_before: i64) -> i64 {
+    claimed_below.saturating_add(reserve).max(begun_before)
 }
 
 #[cfg(test)]
@@ -228,7 +230,7 @@ mod tests {
 
     #[test]
     fn more_is_reserved_when_half_is_used() {
-        assert_eq!((ahead(1), ahead(512)), (256, 512));
+        assert_eq!((ahead(1), ahead(16)), (8, 32));
         assert!(is_short(i64::MIN, 0, 32) && is_short(15, 0, 32) && is_short(0, 40, 32));
         assert!(!is_short(16, 0, 32) && !is_short(i64::MAX, i64::MAX - 16, 32) && !is_short(i64::MAX, 0, 32));
     }

@@ -65,7 +65,7 @@ pub(super) struct Owned {
 impl Owned {
     /// How far it was begun, by whomever, or may be when so many more events are reserved for its lane.
     fn read(&self, reserve: i64) -> Read {
-        let below = reservation::told_below(self.lane.delivered_below(), reserve, self.begun_before);
+        let below = reservation::told_below(self.lane.begun_below(), reserve, self.begun_before);
         Read { below, server: ServerRun::of(&self.server) }
     }
 }

@@ -90,12 +90,12 @@ impl GroupContext {
         if self.concurrency == 1 { 1 } else { self.concurrency * 8 }
     }
 
-    /// So many events are reserved ahead of those that a lane of the topic has begun. Zero: they need not be, as no
+    /// So many offsets are reserved ahead of those that a lane of the topic has begun. Zero: they need not be, as no
     /// handler that gets its events makes money calls. The group's own topics hold events of all of them.
     pub(crate) fn reserve(&self, topic: &str) -> i64 {
         let pays = |handlers: &Vec<Handler>| handlers.iter().any(|one| one.spec.money.is_some());
         let pays = self.topics.get(topic).map_or_else(|| self.topics.values().any(pays), pays);
-        if pays { reservation::ahead(self.look_ahead()) } else { 0 }
+        if pays { reservation::ahead(self.concurrency) } else { 0 }
     }
 
     /// Whether only this group reads and writes the topic.

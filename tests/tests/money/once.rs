@@ -164,7 +164,7 @@ async fn kafka_is_told_how_far_charges_ran_ahead_of_one_that_waits() {
         let committed = desk.env.kafka.committed(desk.group, &desk.topic).await;
         let Some(committed) = committed.get(&0) else { return false };
         let read: Vec<&str> = committed.metadata.split(':').collect();
-        committed.offset == 0 && read.len() == 4 && read[2].parse::<i64>().is_ok_and(|below| below == 2 + 256)
+        committed.offset == 0 && read.len() == 4 && read[2].parse::<i64>().is_ok_and(|below| below == 2 + 8)
     })
     .await;
     desk.until_effects(2).await;
