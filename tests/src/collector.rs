@@ -104,6 +104,7 @@ fn seen(service: String, span: &Span) -> SeenSpan {
         service,
         name: span.name.clone(),
         kind: match span.kind {
+            3 => "client".to_owned(),
             4 => "producer".to_owned(),
             5 => "consumer".to_owned(),
             other => other.to_string(),
