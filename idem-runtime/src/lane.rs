@@ -58,6 +58,9 @@ impl Reservation {
 
     /// The lane begins an event, or would. `true`: more is to be reserved.
     fn claim(&self, offset: i64) -> bool {
+        if self.ahead == 0 {
+            return false;
+        }
         self.claimed_below.fetch_max(offset + 1, Ordering::AcqRel);
         self.is_short()
     }
@@ -71,8 +74,14 @@ impl Reservation {
         });
     }
 
-    fn is_short(&self) -> bool {
-        self.ahead > 0 && reservation::is_short(*self.below.borrow(), self.claimed_below(), self.ahead)
+    /// So many offsets are to be reserved ahead.
+    pub(crate) fn ahead(&self) -> i64 {
+        self.ahead
+    }
+
+    /// Whether most of what is reserved is begun.
+    pub(crate) fn is_short(&self) -> bool {
+        reservation::is_short(*self.below.borrow(), self.claimed_below(), self.ahead)
     }
 
     fn claimed_below(&self) -> i64 {
@@ -148,16 +157,6 @@ impl Lane {
     /// How far it may begin events.
     pub(crate) fn reservation(&self) -> &Reservation {
         &self.reservation
-    }
-
-    /// What is to be reserved for it now. `None`: nothing needs to be.
-    pub(crate) fn to_reserve(&self) -> Option<i64> {
-        (self.reservation.ahead > 0).then_some(self.reservation.ahead)
-    }
-
-    /// Whether it has begun most of what it may.
-    pub(crate) fn is_short(&self) -> bool {
-        self.reservation.is_short()
     }
 
     /// Bytes that wait for it in memory.
@@ -250,6 +249,13 @@ impl Ledger {
         lock(&self.watermark).finished_below()
     }
 
+    /// Notes that an event is begun, or would be, and asks for more when little is reserved.
+    fn claim(&self, group: &GroupContext, offset: i64) {
+        if self.reservation.claim(offset) {
+            group.short.notify_one();
+        }
+    }
+
     fn is_braked(&self) -> bool {
         self.brake.borrow().is_some()
     }
@@ -283,10 +289,10 @@ async fn run(
         }
         // In the end only what lies below something finished is begun, because that would come again otherwise, and only
         // while there is time for it to finish too.
-        let begun_below = match (ending, stop.leaves_time()) {
-            (false, _) => *reserved.borrow_and_update(),
-            (true, true) => ledger.finished_below().min(given_up),
-            (true, false) => i64::MIN,
+        let begun_below = match ending {
+            false => *reserved.borrow_and_update(),
+            true if stop.leaves_time() => ledger.finished_below().min(given_up),
+            true => i64::MIN,
         };
         let may_start = |work: &Work| match work {
             Work::Record(record) => record.offset < begun_below,
@@ -294,10 +300,8 @@ async fn run(
             Work::Parked => !ending && begun_below > i64::MIN,
         };
         while let Some((key, work)) = (!braked).then(|| keys.start(may_start)).flatten() {
-            if let Work::Record(record) = &work
-                && ledger.reservation.claim(record.offset)
-            {
-                group.short.notify_one();
+            if let Some(offset) = work.offset() {
+                ledger.claim(group, offset);
             }
             running.push(async move {
                 match (work, parking) {
@@ -312,12 +316,12 @@ async fn run(
                 }
             });
         }
-        let waits =
-            keys.startable().find_map(|work| if let Work::Record(record) = work { Some(record.offset) } else { None });
-        if let Some(offset) = waits.filter(|_| !ending && !braked)
-            && ledger.reservation.claim(offset)
+        // What is left of these waits for the reservation.
+        if !ending
+            && !braked
+            && let Some(offset) = keys.startable().find_map(Work::offset)
         {
-            group.short.notify_one();
+            ledger.claim(group, offset);
         }
         if ending && running.is_empty() {
             return;
@@ -358,6 +362,12 @@ enum Work {
     Record(Queued),
     /// The parked event of the key that comes next.
     Parked,
+}
+
+impl Work {
+    fn offset(&self) -> Option<i64> {
+        if let Self::Record(record) = self { Some(record.offset) } else { None }
+    }
 }
 
 /// Returns when a parked event is due.

@@ -184,9 +184,9 @@ pub(crate) fn begun_below(committed: Option<Committed>, rewind: Option<Rewind>, 
 /// may not be in it. `None`: nothing says that it lost anything. `server`: the run that says what is recorded.
 ///
 /// Events above the position may be lost although the position is not: where one waits, others went on.
-/// A position says nothing of them, so another run of the server is enough. Where money calls are made, nothing is begun
-/// that was not told of before (`reservation.rs`). An operator's commit wipes what was known: who restores a database and sets offsets by
-/// hand as well gets no mark.
+/// A position says nothing of them, so another run of the server is enough. Where money calls are made, nothing is
+/// begun that was not told of before (`reservation.rs`). An operator's commit wipes what was known: who restores a
+/// database and sets offsets by hand as well gets no mark.
 pub(crate) fn reread_below(facts: &Facts, offset: i64, rewind: Option<Rewind>, server: ServerRun) -> Option<i64> {
     let is_lost = |confirmed: i64| facts.recorded.is_none_or(|recorded| recorded < confirmed);
     let above = |confirmed: i64, read: Read| (is_lost(confirmed) || read.server != server).then_some(read.below);

@@ -2,7 +2,7 @@
 //!
 //! A money call that was begun must be known of when the database has forgotten it. Kafka is told how far a member has
 //! begun, in the metadata of its commits, and a member that is killed tells nothing more. So it tells before: a lane
-//! begins only what was reserved for it, some events ahead of the last one that it took.
+//! begins only what was reserved for it, some offsets ahead of the last one that it has begun.
 
 /// Offsets that are reserved ahead: enough that a lane seldom waits for Kafka, and few enough that not much is taken for
 /// begun that was not. What was taken for begun, and is old, waits for a person after a restart of the database; a hundred

@@ -4,24 +4,24 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::error::KafkaError;
 use tokio::sync::mpsc;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
-use uuid::Uuid;
 
 use super::GroupContext;
 use super::brakes::Brakes;
 use super::caught_up::Watch;
+use super::commits::{self, Commits};
 use super::lag::Lag;
 use super::progress::{compare, write};
 use super::takeover::{self, Taken};
-use crate::decide::position::{CommittedBy, Read, Rewind, ServerRun};
+use crate::decide::position::{Read, Rewind, ServerRun};
 use crate::decide::progress::Verdict;
 use crate::decide::reservation;
 use crate::health::Obstacle;
 use crate::kafka::consumer::{Command, Consumer, Event, Partition, Source};
-use crate::lane::{Lane, LaneState, Reservation};
+use crate::lane::{Lane, LaneState};
 use crate::parking::Parking;
 use crate::pg::parked::Owner;
 use crate::pg::progress::Server;
@@ -34,8 +34,6 @@ const TICK: Duration = Duration::from_secs(1);
 const IDLE_TICKS: u32 = 5;
 /// Pause before a takeover that failed is tried again.
 const TAKEOVER_PAUSE: Duration = Duration::from_millis(500);
-/// Pause before a commit that was refused, and that a lane waits for, is tried again.
-const COMMIT_PAUSE: Duration = Duration::from_millis(200);
 /// How long lanes may begin what lies below something finished before their partitions are handed over.
 const CLOSING: Duration = Duration::from_secs(1);
 /// Ticks without any partition after which others have certainly read the positions of theirs.
@@ -64,7 +62,7 @@ pub(super) struct Owned {
 
 impl Owned {
     /// How far it was begun, by whomever, or may be when so many more events are reserved for its lane.
-    fn read(&self, reserve: i64) -> Read {
+    pub(super) fn read(&self, reserve: i64) -> Read {
         let below = reservation::told_below(self.lane.begun_below(), reserve, self.begun_before);
         Read { below, server: ServerRun::of(&self.server) }
     }
@@ -76,12 +74,6 @@ pub(super) struct Pending {
     /// It was read by this member before, and goes back; otherwise it is newly assigned.
     pub rewind: Option<Rewind>,
     not_before: Instant,
-}
-
-/// What Kafka is told of a partition, and what its lane may begin once Kafka has confirmed that.
-struct Told {
-    commit: (Partition, i64, String),
-    reserved: Option<(Reservation, i64)>,
 }
 
 /// Revoked partitions: those whose lanes finished what ran, and those that had none.
@@ -99,13 +91,7 @@ pub(crate) struct Coordinator {
     pending: BTreeMap<Partition, Pending>,
     /// Revoked partitions whose lanes finish what runs.
     draining: JoinSet<Drained>,
-    /// The commits that are under way, and of what they are.
-    committing: JoinSet<(KafkaResult<()>, Vec<Partition>)>,
-    /// Not before then, where the last one was refused.
-    commit_again: Option<Instant>,
-    /// A topic was refused, such as one that is gone. Kafka answers for a whole commit with the refusal of one topic, so
-    /// each has commits of its own from then on.
-    by_topic: bool,
+    commits: Commits,
     /// Partitions whose offset may have left the log: the client does not say which one it was, and
     /// does not say it again.
     suspects: BTreeSet<Partition>,
@@ -130,9 +116,7 @@ impl Coordinator {
             owned: HashMap::new(),
             pending: BTreeMap::new(),
             draining: JoinSet::new(),
-            committing: JoinSet::new(),
-            commit_again: None,
-            by_topic: false,
+            commits: Commits::default(),
             suspects: BTreeSet::new(),
             idle_ticks: 0,
             spare_ticks: None,
@@ -157,13 +141,9 @@ impl Coordinator {
                     Ok(drained) => self.hand_over(drained).await,
                     Err(error) => self.group.fail(RunError::Internal(format!("a drain ended abnormally: {error}"))),
                 },
-                Some(ended) = self.committing.join_next() => self.committed(ended),
+                due = self.commits.due() => self.commits.on(due, &self.group, &self.consumer, &mut self.owned),
                 _ = tick.tick() => self.record_progress().await,
-                () = group.short.notified() => self.commit_written(),
-                () = sleep_until(self.commit_again) => {
-                    self.commit_again = None;
-                    self.commit_written();
-                }
+                () = group.short.notified() => self.tell_kafka(),
                 () = group.doubt.notified() => self.compare().await,
                 () = sleep_until(takeover) => tokio::select! {
                     () = stop.requested() => {}
@@ -252,17 +232,13 @@ impl Coordinator {
     async fn hand_over(&mut self, drained: Drained) {
         let Drained { mut working, idle } = drained;
         // Its metadata says more than what is told now, and must not come after it.
-        for _ in 0..self.committing.len() {
-            if let Some(ended) = self.committing.join_next().await {
-                self.committed(ended);
-            }
-        }
+        self.commits.those_under_way(&self.group, &self.consumer, &mut self.owned).await;
         let partitions = working.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
         let group = &*self.group.name;
         if let Err(error) = write(&self.group, partitions).await {
             tracing::warn!(group, %error, "can't record the last progress; the next owner repeats a little");
         }
-        if let Err(error) = self.consumer.commit(told(self.group.lineage, &working)).await {
+        if let Err(error) = self.consumer.commit(commits::last(&self.group, &working)).await {
             tracing::debug!(group, %error, "the last commit was refused; the database knows more");
         }
         self.consumer.send(Command::Release(working.into_iter().map(|(partition, _)| partition).chain(idle).collect()));
@@ -325,8 +301,8 @@ impl Coordinator {
         if !assigned.is_empty() {
             self.consumer.send(Command::Start(assigned));
         }
-        if self.is_short() {
-            self.commit_written();
+        if commits::is_short(&self.owned) {
+            self.tell_kafka();
         }
         // Those that are left: no leader, or no database.
         for partition in due.keys() {
@@ -366,12 +342,12 @@ impl Coordinator {
             tracing::warn!(group = &*self.group.name, %error, "can't record progress; no offset moves meanwhile");
             self.position_is_away("recorded", &error);
             // The offsets are what they were; how far the lanes have begun is not.
-            return self.commit_written();
+            return self.tell_kafka();
         }
         if self.owned.values().any(|owned| owned.attempted.is_some()) {
             self.compare().await;
         }
-        self.commit_written();
+        self.tell_kafka();
     }
 
     /// Restarts lanes that ended without being asked to, and those whose offset may have left the log.
@@ -441,69 +417,8 @@ impl Coordinator {
         self.group.health.set(Obstacle::Position(Arc::clone(&self.group.name)), reason);
     }
 
-    /// Tells Kafka what the database holds, and how far the lanes have begun, and may begin.
-    fn commit_written(&mut self) {
-        // One at a time: they are to arrive in their order.
-        if !self.committing.is_empty() || self.commit_again.is_some_and(|again| Instant::now() < again) {
-            return;
-        }
-        let lineage = self.group.lineage;
-        let mut due: BTreeMap<Option<Arc<str>>, Vec<Told>> = BTreeMap::new();
-        for (partition, owned) in &mut self.owned {
-            let reserve = owned.lane.to_reserve();
-            let told = (owned.written, owned.read(reserve.unwrap_or_default()));
-            if owned.is_confirmed && owned.told == Some(told) {
-                continue;
-            }
-            (owned.told, owned.is_confirmed) = (Some(told), true);
-            due.entry(self.by_topic.then(|| Arc::clone(&partition.topic))).or_default().push(Told {
-                commit: (partition.clone(), told.0, CommittedBy::metadata(lineage, Some(told.1))),
-                reserved: reserve.map(|_| (owned.lane.reservation().clone(), told.1.below)),
-            });
-        }
-        for told in due.into_values() {
-            let (commits, reserved): (Vec<_>, Vec<_>) =
-                told.into_iter().map(|told| (told.commit, told.reserved)).unzip();
-            let partitions = commits.iter().map(|(partition, ..)| partition.clone()).collect();
-            let commit = self.consumer.commit(commits);
-            self.committing.spawn(async move {
-                let ended = commit.await;
-                if ended.is_ok() {
-                    for (reservation, below) in reserved.into_iter().flatten() {
-                        reservation.raise(below);
-                    }
-                }
-                (ended, partitions)
-            });
-        }
-    }
-
-    fn committed(&mut self, ended: Result<(KafkaResult<()>, Vec<Partition>), JoinError>) {
-        let refused = match ended {
-            Ok((Ok(()), _)) => Vec::new(),
-            Ok((Err(error), partitions)) => {
-                tracing::debug!(group = &*self.group.name, %error, "a commit was refused; it is repeated");
-                self.by_topic |= is_of_one_topic(&error);
-                partitions
-            }
-            Err(_) => self.owned.keys().cloned().collect(),
-        };
-        for partition in &refused {
-            if let Some(owned) = self.owned.get_mut(partition) {
-                owned.is_confirmed = false;
-            }
-        }
-        match self.is_short() {
-            true if !refused.is_empty() => self.commit_again = Some(Instant::now() + COMMIT_PAUSE),
-            // What the lanes took meanwhile was not in it.
-            true => self.commit_written(),
-            false => {}
-        }
-    }
-
-    /// Whether a lane waits for a commit, or soon will.
-    fn is_short(&self) -> bool {
-        self.owned.values().any(|owned| owned.lane.is_short())
+    fn tell_kafka(&mut self) {
+        self.commits.tell(&self.group, &self.consumer, &mut self.owned);
     }
 
     /// Finishes what runs, records and commits it, and leaves the group.
@@ -518,15 +433,14 @@ impl Coordinator {
         while let Ok(Some(Ok(drained))) = tokio::time::timeout(left(5), self.draining.join_next()).await {
             owned.extend(drained.working);
         }
-        while let Ok(Some(_)) = tokio::time::timeout(left(4), self.committing.join_next()).await {}
         // The client is closed by its thread, when nobody else has it.
-        self.committing.shutdown().await;
+        self.commits.end(Instant::now() + left(4)).await;
         let group = &*self.group.name;
         let partitions = owned.iter_mut().map(|(partition, owned)| (&*partition, owned)).collect();
         if !matches!(tokio::time::timeout(left(3), write(&self.group, partitions)).await, Ok(Ok(()))) {
             tracing::warn!(group, "can't record the last progress; a little will be delivered again");
         }
-        let commit = self.consumer.commit(told(self.group.lineage, &owned));
+        let commit = self.consumer.commit(commits::last(&self.group, &owned));
         if !matches!(tokio::time::timeout(left(2), commit).await, Ok(Ok(()))) {
             tracing::warn!(group, "the last commit was not confirmed; the database knows the position");
         }
@@ -535,23 +449,8 @@ impl Coordinator {
     }
 }
 
-/// What Kafka is told of partitions in the end, also where their progress could not be recorded: the next owner has to
-/// know how far this one had begun.
-fn told(lineage: Uuid, partitions: &[(Partition, Owned)]) -> Vec<(Partition, i64, String)> {
-    let told = |(partition, owned): &(Partition, Owned)| {
-        (partition.clone(), owned.written, CommittedBy::metadata(lineage, Some(owned.read(0))))
-    };
-    partitions.iter().map(told).collect()
-}
-
-/// Whether Kafka refuses it for one topic, whatever becomes of the others.
-fn is_of_one_topic(error: &KafkaError) -> bool {
-    use RDKafkaErrorCode::{TopicAuthorizationFailed, UnknownTopicOrPartition};
-    matches!(error.rdkafka_error_code(), Some(TopicAuthorizationFailed | UnknownTopicOrPartition))
-}
-
 /// Waits until then; for ever, if there is no then.
-async fn sleep_until(when: Option<Instant>) {
+pub(super) async fn sleep_until(when: Option<Instant>) {
     match when {
         Some(when) => tokio::time::sleep_until(when).await,
         None => std::future::pending().await,

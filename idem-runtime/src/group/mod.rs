@@ -2,6 +2,7 @@
 
 mod brakes;
 mod caught_up;
+mod commits;
 mod coordinator;
 mod lag;
 mod progress;

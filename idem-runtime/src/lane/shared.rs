@@ -84,9 +84,7 @@ pub(super) async fn run(
             }
         } else if let Some(record) = backlog.pop_front() {
             // Its handler may be one that makes money calls.
-            if ledger.reservation.claim(record.offset) {
-                group.short.notify_one();
-            }
+            ledger.claim(group, record.offset);
             if record.offset >= *reserved.borrow_and_update() {
                 backlog.push_front(record);
                 tokio::select! {
