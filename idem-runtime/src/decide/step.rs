@@ -57,23 +57,22 @@ pub(crate) fn after(
 
 /// What became of the event, in a word: for metrics, spans and logs.
 pub(crate) fn word(step: &Step, outcome: &Outcome) -> &'static str {
-    match (step, outcome) {
-        (Step::Advance, Outcome::Duplicate) => "duplicate",
-        (Step::Advance, Outcome::Stale) => "stale",
-        (Step::Advance, Outcome::Expired) => "expired",
-        (Step::Advance, Outcome::Unmatched) => "unmatched",
-        (Step::Advance, Outcome::Done) => "done",
-        (Step::Retry { .. }, _) => "retry",
-        (Step::DeadLetter { .. }, _) => "dead-letter",
-        (Step::WaitInPlace | Step::StopRun, _)
-        // Nothing is done with these; named one by one, so that a new outcome needs a word.
-        | (
-            Step::Advance,
+    match step {
+        Step::Retry { .. } => "retry",
+        Step::DeadLetter { .. } => "dead-letter",
+        Step::WaitInPlace | Step::StopRun => "wait",
+        Step::Advance => match outcome {
+            Outcome::Done => "done",
+            Outcome::Duplicate => "duplicate",
+            Outcome::Stale => "stale",
+            Outcome::Expired => "expired",
+            Outcome::Unmatched => "unmatched",
+            // Nothing is done with these; named one by one, so that a new outcome needs a word.
             Outcome::Infrastructure(_)
             | Outcome::Transient { .. }
             | Outcome::Permanent { .. }
-            | Outcome::TransactionEnded,
-        ) => "wait",
+            | Outcome::TransactionEnded => "wait",
+        },
     }
 }
 
