@@ -4,34 +4,17 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::Args as ClapArgs;
+use clap::builder::PossibleValuesParser;
 use serde_json::Value;
 
-use crate::throughput::{self, Way};
-use crate::{Failed, Options, growth, latency, memory, money, outbox, plot, shutdown};
+use crate::{Failed, Measured, Options, growth, latency, plot};
 
 #[derive(ClapArgs)]
 pub struct Args {
     /// Measures only these again; the others keep their results.
-    only: Vec<Measured>,
-}
-
-/// What has a place in the results.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Measured {
-    Own,
-    Shared,
-    Batch,
-    Contended,
-    Replay,
-    Lanes,
-    Backlog,
-    Latency,
-    Memory,
-    Growth,
-    Money,
-    Outbox,
-    Shutdown,
+    #[arg(value_parser = PossibleValuesParser::new(every().map(|(name, _)| name)))]
+    only: Vec<String>,
 }
 
 /// Runs one after the other. What fails is said and left out; results are written as they come.
@@ -40,15 +23,14 @@ pub async fn run(args: &Args, options: &Options) -> Result<Value, Failed> {
     fs::create_dir_all(&folder)?;
     let file = folder.join(RESULTS);
     let mut lines = results(&file)?;
-    for scenario in Measured::value_variants() {
-        if !args.only.is_empty() && !args.only.contains(scenario) {
+    for (name, scenario) in every() {
+        if !args.only.is_empty() && args.only.iter().all(|only| only != name) {
             continue;
         }
-        let name = scenario.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        match measure(*scenario, options).await {
+        match scenario.run(options).await {
             Ok(line) => {
                 println!("{line}");
-                lines.insert(name, line);
+                lines.insert(name.to_owned(), line);
                 fs::write(&file, serde_json::to_string_pretty(&lines)? + "\n")?;
             }
             Err(why) => eprintln!("{name} could not be measured: {why}"),
@@ -87,22 +69,23 @@ fn results(file: &Path) -> Result<serde_json::Map<String, Value>, Failed> {
     }
 }
 
-async fn measure(scenario: Measured, options: &Options) -> Result<Value, Failed> {
-    match scenario {
-        Measured::Own => throughput::run(Way::Own, options).await,
-        Measured::Shared => throughput::run(Way::Shared, options).await,
-        Measured::Batch => throughput::run(Way::Batch, options).await,
-        Measured::Contended => throughput::contended(options).await,
-        Measured::Replay => throughput::replay(options).await,
-        Measured::Lanes => throughput::lanes(options).await,
-        Measured::Backlog => throughput::backlog(options).await,
-        Measured::Latency => latency::run(&latency::Args::default(), options).await,
-        Measured::Memory => memory::run(options).await,
-        Measured::Growth => growth::run(&growth::Args::default(), options).await,
-        Measured::Money => money::run(options).await,
-        Measured::Outbox => outbox::run(options).await,
-        Measured::Shutdown => shutdown::run(options).await,
-    }
+/// Every scenario, in its order, by its name on the command line and in the results.
+fn every() -> [(&'static str, Measured); 13] {
+    [
+        ("own", Measured::Own),
+        ("shared", Measured::Shared),
+        ("batch", Measured::Batch),
+        ("contended", Measured::Contended),
+        ("replay", Measured::Replay),
+        ("lanes", Measured::Lanes),
+        ("backlog", Measured::Backlog),
+        ("latency", Measured::Latency(latency::Args::default())),
+        ("memory", Measured::Memory),
+        ("growth", Measured::Growth(growth::Args::default())),
+        ("money", Measured::Money),
+        ("outbox", Measured::Outbox),
+        ("shutdown", Measured::Shutdown),
+    ]
 }
 
 /// Ours by scenario, and everybody else once: as measured beside the shared way.

@@ -4,6 +4,7 @@
 use std::error::Error;
 
 use clap::{Args, Parser, Subcommand};
+use serde_json::Value;
 
 mod all;
 mod compile;
@@ -22,6 +23,8 @@ mod rounds;
 mod servers;
 mod shutdown;
 mod throughput;
+
+use throughput::Way;
 
 /// Why a measurement could not be made.
 pub type Failed = Box<dyn Error + Send + Sync>;
@@ -55,6 +58,19 @@ enum Scenario {
     All(all::Args),
     /// What the attribute costs in `cargo check`.
     Compile(compile::Args),
+    #[command(flatten)]
+    Measured(Measured),
+    /// The pictures again, from the results that there are.
+    Plot,
+    #[command(hide = true)]
+    Consume(consume::Args),
+    #[command(hide = true)]
+    Peer(peers::Args),
+}
+
+/// Scenarios on servers, whose results are kept by [`all`].
+#[derive(Subcommand)]
+enum Measured {
     /// A transaction per event.
     Own,
     /// Many events in a transaction, one call each.
@@ -81,34 +97,35 @@ enum Scenario {
     Outbox,
     /// SIGTERM under 5,000 events a second: how long the exit takes, and what comes again.
     Shutdown,
-    /// The pictures again, from the results that there are.
-    Plot,
-    #[command(hide = true)]
-    Consume(consume::Args),
-    #[command(hide = true)]
-    Peer(peers::Args),
+}
+
+impl Measured {
+    async fn run(&self, options: &Options) -> Result<Value, Failed> {
+        match self {
+            Self::Own => throughput::run(Way::Own, options).await,
+            Self::Shared => throughput::run(Way::Shared, options).await,
+            Self::Batch => throughput::run(Way::Batch, options).await,
+            Self::Contended => throughput::contended(options).await,
+            Self::Replay => throughput::replay(options).await,
+            Self::Lanes => throughput::lanes(options).await,
+            Self::Backlog => throughput::backlog(options).await,
+            Self::Latency(args) => latency::run(args, options).await,
+            Self::Memory => memory::run(options).await,
+            Self::Growth(args) => growth::run(args, options).await,
+            Self::Money => money::run(options).await,
+            Self::Outbox => outbox::run(options).await,
+            Self::Shutdown => shutdown::run(options).await,
+        }
+    }
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Failed> {
-    use throughput::Way;
     let Cli { scenario, options, json } = Cli::parse();
     let line = match scenario {
         Scenario::All(args) => all::run(&args, &options).await?,
         Scenario::Compile(args) => compile::run(&args)?,
-        Scenario::Own => throughput::run(Way::Own, &options).await?,
-        Scenario::Shared => throughput::run(Way::Shared, &options).await?,
-        Scenario::Batch => throughput::run(Way::Batch, &options).await?,
-        Scenario::Contended => throughput::contended(&options).await?,
-        Scenario::Replay => throughput::replay(&options).await?,
-        Scenario::Lanes => throughput::lanes(&options).await?,
-        Scenario::Backlog => throughput::backlog(&options).await?,
-        Scenario::Latency(args) => latency::run(&args, &options).await?,
-        Scenario::Memory => memory::run(&options).await?,
-        Scenario::Growth(args) => growth::run(&args, &options).await?,
-        Scenario::Money => money::run(&options).await?,
-        Scenario::Outbox => outbox::run(&options).await?,
-        Scenario::Shutdown => shutdown::run(&options).await?,
+        Scenario::Measured(measured) => measured.run(&options).await?,
         Scenario::Plot => all::draw()?,
         Scenario::Consume(args) => return consume::run(args).await,
         Scenario::Peer(args) => return peers::run(args).await,
