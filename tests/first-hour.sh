@@ -35,4 +35,4 @@ cold=$(seconds cargo build)
 touch src/main.rs
 warm=$(seconds cargo build)
 program="${CARGO_TARGET_DIR:-target}/debug/shop"
-printf '{"cold_seconds":%s,"warm_seconds":%s,"debug_bytes":%s}\n' "$cold" "$warm" "$(stat -c %s "$program")"
+printf '{"cold_seconds":%s,"warm_seconds":%s,"debug_bytes":%s}\n' "$cold" "$warm" "$(($(wc -c < "$program")))"

@@ -51,6 +51,16 @@ impl Program {
         self.output.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The variables that it has printed for another terminal, as `export NAME=VALUE`.
+    #[must_use]
+    pub fn exported(&self) -> Vec<(String, String)> {
+        let variable = |line: &String| {
+            let (name, value) = line.trim().strip_prefix("export ")?.split_once('=')?;
+            Some((name.to_owned(), value.trim_matches('\'').to_owned()))
+        };
+        self.output().iter().filter_map(variable).collect()
+    }
+
     /// Waits for a line with this text after the last line that was waited for.
     ///
     /// # Panics

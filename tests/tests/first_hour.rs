@@ -19,12 +19,7 @@ async fn the_first_program_works_as_the_readme_says() {
 
     let mut sandbox = Program::start(&workspace_example("examples", "sandbox"), &[], &[]);
     sandbox.line("Ctrl-C ends it.", LIMIT).await;
-    let variables: Vec<(String, String)> = sandbox
-        .output()
-        .iter()
-        .filter_map(|line| line.trim().strip_prefix("export ")?.split_once('='))
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect();
+    let variables = sandbox.exported();
     let of = |name: &str| &variables.iter().find(|(variable, _)| variable == name).unwrap().1;
     let pool = tests::postgres::pool(of("IDEM_DATABASE_URL"));
     an_order_becomes_due(&program, &variables, &pool, &Client::new(of("IDEM_KAFKA_BROKERS"))).await;

@@ -31,12 +31,7 @@ async fn every_effect_happens_once_over_three_crashes() {
     at_least("retried", 2 * 2 * 30);
 
     // What the README says to look at next.
-    let servers: Vec<(String, String)> = quickstart
-        .output()
-        .iter()
-        .filter_map(|line| line.strip_prefix("export ")?.split_once('='))
-        .map(|(variable, value)| (variable.to_owned(), value.trim_matches('\'').to_owned()))
-        .collect();
+    let servers = quickstart.exported();
     let look = async |args: &[&str]| cli::idem(servers.clone(), args).await.json();
     let list = ["dlq", "list", "--group", "billing-order-confirmed", "--json"];
     let before = look(&list).await;
