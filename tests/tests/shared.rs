@@ -477,7 +477,7 @@ async fn handlers_of_one_topic_keep_its_order_whatever_they_share() {
     assert_eq!(reasons(&env, "mixed").await, [""; 0]);
 }
 
-#[idempotent_handler(topic = "later.orders", group = "later", batch = 50, retry = ["500ms"])]
+#[idempotent_handler(topic = "later.orders", group = "later", batch = 50, retry = ["2s"])]
 async fn later(tx: &mut Tx<'_>, batch: Vec<Order>, first: Delivery) -> HandlerResult {
     if first.attempt == 0 {
         return Err(HandlerError::at(0, HandlerError::transient("not yet")));
@@ -492,6 +492,12 @@ async fn events_of_a_retry_topic_share_transactions_when_they_are_due() {
     let env = env("later", 1).await;
     // Fewer than open the circuit.
     let ids = orders::publish(&env.kafka, "later.orders", &vec![Plan::Succeed; 9]).await;
+    let run = Run::start(&env, &["later"]);
+    eventually(LIMIT, "the retries", async || env.kafka.read_all("later.retry.2s").await.len() == 9).await;
+    run.stop().await.unwrap();
+    // They fail one after the other, and a lane that is there at each of their times need not wait for the next. So it
+    // comes when all of them are due.
+    tokio::time::sleep(Duration::from_secs(3)).await;
     let run = Run::start(&env, &["later"]);
     eventually(LIMIT, "all of them", async || orders::effect_count(&env.pool, "later").await == 9).await;
     run.stop().await.unwrap();
