@@ -7,6 +7,7 @@ use std::time::Duration;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::future_producer::Delivery;
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _, PurgeConfig};
 
 use super::check;
@@ -56,7 +57,7 @@ impl Sender {
         &self,
         row: &Row,
         with: With,
-    ) -> Result<impl Future<Output = Result<(), SendError>> + use<>, SendError> {
+    ) -> Result<impl Future<Output = Result<Delivery, SendError>> + use<>, SendError> {
         let producer = match with {
             With::Others => &self.together,
             With::Nobody => self.alone()?,
@@ -73,7 +74,7 @@ impl Sender {
         let producer = producer.clone();
         Ok(async move {
             match queued.await {
-                Ok(Ok(_)) => Ok(()),
+                Ok(Ok(delivery)) => Ok(delivery),
                 Ok(Err((error, _))) => Err(sort(error, &producer)),
                 Err(_canceled) => Err(SendError::NotNow(KafkaError::Canceled)),
             }

@@ -208,14 +208,16 @@ pub(crate) fn slot(seq: i64) -> i64 {
     (seq >> 16) & (SLOTS - 1)
 }
 
-/// Deletes rows that were acknowledged.
-pub(crate) async fn delete(connection: &mut PgConnection, seqs: &[i64]) -> Result<(), sqlx::Error> {
+/// Deletes rows that were acknowledged, by their numbers and their events: a server that has taken over from another one
+/// may have given a number again.
+pub(crate) async fn delete(connection: &mut PgConnection, rows: &[(i64, Uuid)]) -> Result<(), sqlx::Error> {
     for number in 0..SLOTS {
-        let here: Vec<i64> = seqs.iter().copied().filter(|seq| slot(*seq) == number).collect();
-        if !here.is_empty() {
+        let here = rows.iter().copied().filter(|(seq, _)| slot(*seq) == number);
+        let (seqs, events): (Vec<i64>, Vec<Uuid>) = here.unzip();
+        if !seqs.is_empty() {
             // Each number would be looked for in every partition of the parent.
-            let delete = format!("DELETE FROM idem_outbox_{number} WHERE seq = ANY($1)");
-            sqlx::query(AssertSqlSafe(delete)).bind(here).execute(&mut *connection).await?;
+            let delete = format!("DELETE FROM idem_outbox_{number} WHERE seq = ANY($1) AND event_id = ANY($2)");
+            sqlx::query(AssertSqlSafe(delete)).bind(seqs).bind(events).execute(&mut *connection).await?;
         }
     }
     Ok(())

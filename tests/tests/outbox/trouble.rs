@@ -104,6 +104,47 @@ async fn what_was_acknowledged_is_deleted_also_when_the_relays_session_fails_and
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_got_the_number_of_one_that_was_acknowledged_is_kept_and_published() {
+    let env = env().await.with("IDEM_RELAY_TIMEOUT", "20s");
+    let topic = env.topic("renumbered");
+    env.kafka.create_topic(&topic, 1).await;
+    // Nothing is deleted while this lock is held.
+    sqlx::raw_sql(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS \
+             'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END'; \
+         CREATE TRIGGER wait BEFORE DELETE ON idem_outbox_0 FOR EACH STATEMENT EXECUTE FUNCTION wait()",
+    )
+    .execute(&env.pool)
+    .await
+    .unwrap();
+    let mut lock = env.pool.begin().await.unwrap();
+    sqlx::query("SELECT pg_advisory_xact_lock(1)").execute(&mut *lock).await.unwrap();
+    let relay = Relay::start(&env);
+    let mut connection = env.pool.acquire().await.unwrap();
+    let first = tell(&mut connection, &topic, "key", 1).await;
+    eventually(LIMIT, "the relay to delete what was acknowledged", async || {
+        let waits = "SELECT count(*) = 1 FROM pg_stat_activity \
+                      WHERE datname = current_database() AND query LIKE 'DELETE%' AND wait_event = 'advisory'";
+        sqlx::query_scalar(waits).fetch_one(&env.pool).await.unwrap()
+    })
+    .await;
+
+    // As if another server had taken over, which has not seen that row, and gave its number to another one.
+    let second = EventId::now();
+    let renumbered = sqlx::query("UPDATE idem_outbox SET event_id = $1").bind(second.uuid());
+    assert_eq!(renumbered.execute(&env.pool).await.unwrap().rows_affected(), 1);
+    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+                WHERE datname = current_database() AND query LIKE 'DELETE%' AND wait_event = 'advisory'";
+    assert_eq!(sqlx::query_scalar::<_, i64>(cut).fetch_one(&env.pool).await.unwrap(), 1);
+    lock.commit().await.unwrap();
+    let sent = records(&env, &topic, 2).await;
+    let ids: Vec<_> = sent.iter().map(|record| record.header("idem-event-id").unwrap()).collect();
+    assert_eq!(ids, [first.to_string(), second.to_string()]);
+    eventually(LIMIT, "an empty outbox", async || pending(&env).await == 0).await;
+    relay.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_partition_is_not_truncated_by_whoever_can_not_see_what_was_committed_last() {
     let env = env().await;
     let topic = env.topic("truncated");

@@ -7,9 +7,11 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use rdkafka::error::KafkaError;
+use rdkafka::producer::future_producer::Delivery;
 use rdkafka::types::RDKafkaErrorCode;
 use tokio::sync::Notify;
 use tracing::Instrument;
+use uuid::Uuid;
 
 use super::session::Session;
 use super::slots::Slots;
@@ -45,7 +47,7 @@ const TRIALS: usize = 16;
 
 /// What comes back.
 enum Event {
-    Sent(i64, With, Result<(), SendError>),
+    Sent(i64, With, Result<Delivery, SendError>),
     /// After a pause a row is sent again.
     Again(i64, With),
 }
@@ -59,7 +61,7 @@ pub(super) struct Active {
     under_way: FuturesUnordered<BoxFuture<'static, Event>>,
     /// How many of these wait for an acknowledgement.
     in_flight: usize,
-    acknowledged: Vec<i64>,
+    acknowledged: Vec<(i64, Uuid)>,
     /// There was more than the last look has shown.
     there_is_more: bool,
     /// When a look may step over long lines again.
@@ -229,10 +231,9 @@ impl Active {
     async fn on(&mut self, event: Event) -> Result<(), Ended> {
         self.in_flight -= usize::from(matches!(event, Event::Sent(..)));
         match event {
-            Event::Sent(seq, _, Ok(())) => {
-                self.rows.remove(&seq);
+            Event::Sent(seq, _, Ok(delivery)) => {
+                self.acknowledged(seq, &delivery);
                 self.queue.acknowledged(seq, self.now());
-                self.acknowledged.push(seq);
                 self.start().await?;
             }
             Event::Sent(seq, With::Others, Err(SendError::Refused(_))) => self.send(seq, With::Nobody).await?,
@@ -287,6 +288,14 @@ impl Active {
         Ok(())
     }
 
+    /// The broker has a row: it is to be deleted.
+    fn acknowledged(&mut self, seq: i64, delivery: &Delivery) {
+        let Some((row, _)) = self.rows.remove(&seq) else { return };
+        let (topic, partition, offset) = (&*row.topic, delivery.partition, delivery.offset);
+        tracing::debug!(target: "idem::published", event_id = %row.event_id, topic, partition, offset, seq);
+        self.acknowledged.push((seq, row.event_id));
+    }
+
     async fn forget_acknowledged(&mut self) -> Result<(), Ended> {
         if self.acknowledged.is_empty() {
             return Ok(());
@@ -305,7 +314,9 @@ impl Active {
                 let Some(event) = self.under_way.next().await else { break };
                 if let Event::Sent(seq, _, sent) = event {
                     self.in_flight -= 1;
-                    self.acknowledged.extend(sent.is_ok().then_some(seq));
+                    if let Ok(delivery) = sent {
+                        self.acknowledged(seq, &delivery);
+                    }
                 }
             }
         };

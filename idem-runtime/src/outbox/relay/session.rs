@@ -198,8 +198,8 @@ impl Session {
         answered(&mut self.confirmed, outbox::read(&mut self.connection, seqs)).await
     }
 
-    pub(super) async fn delete(&mut self, seqs: &[i64]) -> Result<(), sqlx::Error> {
-        answered(&mut self.confirmed, outbox::delete(&mut self.connection, seqs)).await
+    pub(super) async fn delete(&mut self, rows: &[(i64, Uuid)]) -> Result<(), sqlx::Error> {
+        answered(&mut self.confirmed, outbox::delete(&mut self.connection, rows)).await
     }
 
     pub(super) async fn park(&mut self, seq: i64, reason: &str) -> Result<(), sqlx::Error> {
