@@ -113,6 +113,8 @@ pub struct Evidence {
     pub sent: Vec<Sent>,
     pub found: Vec<Found>,
     pub published: Vec<Published>,
+    /// The events that brokers have acknowledged to whoever sent what was published, and where they said that each is.
+    pub acknowledged: Vec<(Uuid, Place)>,
     pub effects: Vec<Effect>,
     pub charges: Vec<Charge>,
     pub letters: Vec<Letter>,
@@ -173,6 +175,7 @@ pub fn check(evidence: &Evidence) -> Vec<Finding> {
     each_event_is_charged_once(&known, &mut findings);
     order::keys_keep_their_order(&known, &mut findings);
     outbox::what_is_published_arrives_once(&known, &mut findings);
+    outbox::what_was_acknowledged_is_there(evidence, &mut findings);
     outbox::keys_keep_their_order_on_the_wire(evidence, &mut findings);
     findings
 }

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use idem_runtime::testing::Signal;
+use uuid::Uuid;
 
 use super::SESSION_TIMEOUT;
+use super::checker::Place;
+use super::load::Subject;
 use super::schedule::{MemberFault, Step};
 use super::timeline::Timeline;
 use crate::Program;
@@ -23,6 +26,8 @@ pub struct Members {
     variables: Vec<(String, String)>,
     running: Vec<Program>,
     timeline: Arc<Timeline>,
+    /// What brokers have acknowledged to the relays of processes that have ended.
+    acknowledged: Vec<(Uuid, Place)>,
     /// How often one was killed.
     pub kills: u64,
 }
@@ -31,7 +36,7 @@ impl Members {
     /// Starts so many.
     #[must_use]
     pub fn start(program: PathBuf, variables: Vec<(String, String)>, count: usize, timeline: Arc<Timeline>) -> Self {
-        let mut members = Self { program, variables, running: Vec::new(), timeline, kills: 0 };
+        let mut members = Self { program, variables, running: Vec::new(), timeline, acknowledged: Vec::new(), kills: 0 };
         members.running = (0..count).map(|_| members.one()).collect();
         members
     }
@@ -58,7 +63,7 @@ impl Members {
                 self.running[at].signal(Signal::Kill);
                 let _ = self.running[at].wait(ENDING).await;
                 self.kills += 1;
-                self.running[at] = self.one();
+                self.replace(at);
             }
             MemberFault::PauseBriefly => self.pause(at, step.millis(500, 2_500)).await,
             MemberFault::PausePastSession => {
@@ -78,7 +83,7 @@ impl Members {
                 tokio::time::sleep(step.millis(4_000, 8_000)).await;
                 self.timeline.note("it leaves");
                 guest.terminate();
-                self.see_off(&mut guest).await;
+                self.see_off(guest).await;
             }
         }
     }
@@ -94,12 +99,12 @@ impl Members {
         self.timeline.note(format!("member {at} is asked to end"));
         self.running[at].terminate();
         let next = self.one();
-        let mut leaving = std::mem::replace(&mut self.running[at], next);
-        self.see_off(&mut leaving).await;
+        let leaving = std::mem::replace(&mut self.running[at], next);
+        self.see_off(leaving).await;
     }
 
     /// Waits until a process that was asked to end has done so in time.
-    async fn see_off(&self, leaving: &mut Program) {
+    async fn see_off(&mut self, mut leaving: Program) {
         let asked = Instant::now();
         while leaving.ended().is_none() && asked.elapsed() < ENDING {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -107,11 +112,18 @@ impl Members {
         match leaving.ended() {
             None => self.timeline.complain(format!("a member did not end within {ENDING:?} after SIGTERM")),
             Some(status) if !status.success() => {
-                let said = last_words(leaving, LAST_WORDS);
+                let said = last_words(&leaving, LAST_WORDS);
                 self.timeline.complain(format!("a member ended with {status} after SIGTERM; it said:\n{said}"));
             }
             Some(_) => {}
         }
+        self.acknowledged.extend(acknowledged(&leaving));
+    }
+
+    /// Starts another one in the place of one that has ended.
+    fn replace(&mut self, at: usize) {
+        self.acknowledged.extend(acknowledged(&self.running[at]));
+        self.running[at] = self.one();
     }
 
     /// A process that ended by itself is started again, and complained of.
@@ -120,7 +132,7 @@ impl Members {
             if let Some(status) = self.running[at].ended() {
                 let said = last_words(&self.running[at], LAST_WORDS);
                 self.timeline.complain(format!("member {at} ended by itself ({status}); it said:\n{said}"));
-                self.running[at] = self.one();
+                self.replace(at);
             }
         }
     }
@@ -140,14 +152,16 @@ impl Members {
         }
     }
 
-    /// Asks all of them to end, and waits.
-    pub async fn end(&mut self) {
+    /// Asks all of them to end, and waits. Returns the events that brokers have acknowledged to their relays, with the
+    /// places that they named.
+    pub async fn end(mut self) -> Vec<(Uuid, Place)> {
         for member in &mut self.running {
             member.terminate();
         }
-        for mut member in std::mem::take(&mut self.running) {
-            self.see_off(&mut member).await;
+        for member in std::mem::take(&mut self.running) {
+            self.see_off(member).await;
         }
+        self.acknowledged
     }
 
     fn one(&self) -> Program {
@@ -158,4 +172,18 @@ impl Members {
 fn last_words(program: &Program, lines: usize) -> String {
     let said = program.output();
     said[said.len().saturating_sub(lines)..].join("\n")
+}
+
+/// What a process has logged of its relay: `event_id=.. topic="..." partition=.. offset=..`.
+fn acknowledged(program: &Program) -> Vec<(Uuid, Place)> {
+    let of_line = |line: &String| {
+        let (_, fields) = line.split_once(" idem::published: ")?;
+        let field = |name: &str| {
+            fields.split(' ').find_map(|field| Some(field.strip_prefix(name)?.strip_prefix('=')?.trim_matches('"')))
+        };
+        let subject = Subject::of_topic(field("topic")?)?;
+        let place = Place { subject, partition: field("partition")?.parse().ok()?, offset: field("offset")?.parse().ok()? };
+        Some((field("event_id")?.parse().ok()?, place))
+    };
+    program.output().iter().filter_map(of_line).collect()
 }

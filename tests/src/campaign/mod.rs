@@ -161,15 +161,17 @@ pub async fn run(settings: &Settings) -> Outcome {
         members.say_what_they_said();
         timeline.complain(format!("not everything was done within {:?} after the last fault", settings.settling));
     }
-    members.end().await;
+    let kills = members.kills;
+    let acknowledged = members.end().await;
     servers.complain_of_what_did_not_happen();
     timeline.note("checking");
     let mut evidence = evidence::gather(&client, &address, &servers.provider, sent, &timeline).await;
+    evidence.acknowledged = acknowledged;
     evidence.rewinds.clone_from(&servers.rewinds);
     evidence.key_ttl_millis = i64::try_from(key_ttl(settings.memory).as_millis()).unwrap_or(i64::MAX);
     let findings = checker::check(&evidence);
     let observed = Observed {
-        kills: members.kills,
+        kills,
         commits_cut: servers.database.proxy.count(Fault::CutBefore),
         commit_replies_lost: servers.database.proxy.count(Fault::LoseReply),
         days_emptied: servers.days_emptied,
@@ -222,7 +224,7 @@ fn variables(settings: &Settings, kafka: &Cluster, database: &Database, provider
         text("IDEM_DEDUP_WINDOW", "1m"),
         text("IDEM_DEDUP_CLOCK_SKEW", "10s"),
         millis("IDEM_KAFKA_MAX_POLL_INTERVAL_MS", MAX_POLL),
-        text("RUST_LOG", "error,idem_runtime::group=debug,idem_runtime::kafka=debug"),
+        text("RUST_LOG", "error,idem_runtime::group=debug,idem_runtime::kafka=debug,idem::published=debug"),
     ];
     // The two protocols of groups take turns by the seed.
     if settings.seed.is_multiple_of(2) {

@@ -254,6 +254,26 @@ fn what_is_published_is_on_the_wire_and_takes_effect_once_in_each_group() {
 }
 
 #[test]
+fn what_was_acknowledged_to_a_relay_is_in_the_topic_where_it_was_said_to_be() {
+    let mut world = World::new();
+    let (_, event) = world.invoiced(1);
+    let (_, other) = world.invoiced(2);
+    let place = |world: &World, at: usize| world.0.published[at].place;
+    world.0.acknowledged = vec![(event, place(&world, 0)), (other, place(&world, 1))];
+    let unknown = Place { offset: -1001, ..place(&world, 0) };
+    world.0.acknowledged.push((event, unknown));
+    assert_eq!(world.wrong(), [], "a repeated request is acknowledged without an offset");
+
+    let lost = Uuid::now_v7();
+    world.0.acknowledged = vec![(lost, unknown)];
+    assert_eq!(world.wrong(), [(Wrong::Lost, Some(lost))]);
+    world.0.acknowledged = vec![(event, place(&world, 1))];
+    assert_eq!(world.wrong(), [(Wrong::Lost, Some(event))], "another one is there");
+    world.0.acknowledged = vec![(event, Place { offset: 99, ..place(&world, 0) })];
+    assert_eq!(world.wrong(), [(Wrong::Lost, Some(event))], "nothing is there");
+}
+
+#[test]
 fn what_nobody_published_is_found_where_it_takes_effect() {
     let mut world = World::new();
     let (cause, _) = world.invoiced(1);
