@@ -1,14 +1,12 @@
 //! No event is lost: an offset is committed only when everything below it is done.
 
-use std::sync::mpsc;
 use std::time::Duration;
 
 use idem_runtime::prelude::*;
-use rdkafka::mocking::MockCluster;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use tests::child::workspace_program;
 use tests::orders::{self, Order, Plan};
-use tests::{Client, Program, Record, Run, TestEnv, eventually};
+use tests::{Client, Program, Record, Refusing, Run, TestEnv, eventually};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -153,33 +151,16 @@ async fn refused(tx: &mut Tx<'_>, order: Order, delivery: Delivery) -> HandlerRe
     orders::handle(tx, order, &delivery, "refused").await
 }
 
-/// A cluster that refuses one commit whenever it is told to, as a broker does in the middle of a rebalance.
-fn cluster_that_refuses_commits() -> (String, mpsc::Sender<()>) {
-    let ((tell, told), (started, start)) = (mpsc::channel(), mpsc::channel());
-    // Its handle may not move between threads.
-    std::thread::spawn(move || {
-        let cluster = MockCluster::new(1).unwrap();
-        for topic in ["refused.orders", "refused.replay", "refused.dlq"] {
-            cluster.create_topic(topic, 1, 1).unwrap();
-        }
-        started.send(cluster.bootstrap_servers()).unwrap();
-        while told.recv().is_ok() {
-            let refusal = [RDKafkaRespErr::RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS];
-            cluster.request_errors(RDKafkaApiKey::OffsetCommit, &refusal);
-        }
-    });
-    (start.recv().unwrap(), tell)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_was_refused_is_repeated_though_nothing_follows() {
-    let (brokers, refuse) = cluster_that_refuses_commits();
-    let env = TestEnv::on(&tests::postgres::database().await, &Client::new(&brokers));
+    let cluster = Refusing::start(&["refused.orders", "refused.replay", "refused.dlq"], Duration::ZERO);
+    let env = TestEnv::on(&tests::postgres::database().await, &Client::new(cluster.bootstrap()));
     orders::create_tables(&env.pool).await;
     let first = orders::publish(&env.kafka, "refused.orders", &[Plan::Succeed]).await;
     let run = Run::start(&env, &["refused"]);
     eventually(LIMIT, "the first order", async || committed(&env, "refused", "refused.orders").await == Some(1)).await;
-    refuse.send(()).unwrap();
+    // As a broker does in the middle of a rebalance.
+    cluster.refuse(RDKafkaApiKey::OffsetCommit, RDKafkaRespErr::RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS);
     let last = orders::publish(&env.kafka, "refused.orders", &[Plan::Succeed]).await;
     eventually(LIMIT, "the last order", async || committed(&env, "refused", "refused.orders").await == Some(2)).await;
     run.stop().await.unwrap();

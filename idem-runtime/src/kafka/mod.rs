@@ -7,6 +7,7 @@ pub(crate) mod forward;
 pub(crate) mod headers;
 pub(crate) mod names;
 pub(crate) mod observer;
+pub(crate) mod placed;
 pub(crate) mod producer;
 pub(crate) mod queue;
 pub(crate) mod record;

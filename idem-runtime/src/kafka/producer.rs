@@ -8,9 +8,11 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Message, OwnedHeaders, OwnedMessage};
+use rdkafka::producer::future_producer::Delivery;
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 
 use super::client_config;
+use super::placed::is_placed;
 use super::refusal::told;
 use crate::config::Config;
 
@@ -62,6 +64,9 @@ pub(crate) enum PublishError {
     /// The broker or the topic can't be written to now.
     #[error("not acknowledged: {}", told(.0))]
     Unavailable(KafkaError),
+    /// Nobody knows whether it is in the topic.
+    #[error("not acknowledged: no broker has said where the record is")]
+    Unplaced,
     /// The client can't go on.
     #[error("the producer failed for good: {0}")]
     Fatal(KafkaError),
@@ -85,7 +90,7 @@ impl Producer {
         headers: OwnedHeaders,
     ) -> Result<(), PublishError> {
         match self.inner.send(record(topic, key, payload, headers), QUEUE_WAIT).await {
-            Ok(_) => Ok(()),
+            Ok(delivery) => placed(&delivery),
             Err((error, record)) => self.after(error, record).await,
         }
     }
@@ -105,7 +110,7 @@ impl Producer {
             match queued {
                 Err(error) => Err(producer.refused(error)),
                 Ok(delivery) => match delivery.await {
-                    Ok(Ok(_)) => Ok(()),
+                    Ok(Ok(delivery)) => placed(&delivery),
                     Ok(Err((error, record))) => producer.after(error, record).await,
                     // The producer is gone before its record: nobody knows.
                     Err(_canceled) => Err(PublishError::Unavailable(KafkaError::Canceled)),
@@ -123,7 +128,7 @@ impl Producer {
         let single = self.single().map_err(PublishError::Unavailable)?;
         let headers = refused.headers().cloned().unwrap_or_default();
         let sent = single.send(record(refused.topic(), refused.key(), refused.payload(), headers), QUEUE_WAIT);
-        sent.await.map(drop).map_err(|(error, _)| self.refused(error))
+        placed(&sent.await.map_err(|(error, _)| self.refused(error))?)
     }
 
     fn single(&self) -> Result<&FutureProducer<LogContext>, KafkaError> {
@@ -150,6 +155,10 @@ impl Producer {
         let producer = self.inner.clone();
         let _ = super::on_thread(move || producer.flush(bound)).await;
     }
+}
+
+fn placed(delivery: &Delivery) -> Result<(), PublishError> {
+    if is_placed(delivery) { Ok(()) } else { Err(PublishError::Unplaced) }
 }
 
 fn record<'a>(

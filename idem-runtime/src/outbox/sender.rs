@@ -13,6 +13,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _, PurgeConfig
 use super::check;
 use crate::config::Config;
 use crate::kafka::client_config;
+use crate::kafka::placed::is_placed;
 use crate::kafka::producer::LogContext;
 use crate::pg::outbox::Row;
 
@@ -39,6 +40,8 @@ pub(super) enum SendError {
     Refused(RDKafkaErrorCode),
     /// The broker or the topic can't be written to now.
     NotNow(KafkaError),
+    /// No broker has said where it is: nobody knows whether it is in the topic.
+    Unplaced,
     /// The client can't go on.
     Fatal(KafkaError),
 }
@@ -74,7 +77,8 @@ impl Sender {
         let producer = producer.clone();
         Ok(async move {
             match queued.await {
-                Ok(Ok(delivery)) => Ok(delivery),
+                Ok(Ok(delivery)) if is_placed(&delivery) => Ok(delivery),
+                Ok(Ok(_)) => Err(SendError::Unplaced),
                 Ok(Err((error, _))) => Err(sort(error, &producer)),
                 Err(_canceled) => Err(SendError::NotNow(KafkaError::Canceled)),
             }

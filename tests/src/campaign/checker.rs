@@ -251,15 +251,7 @@ fn events(evidence: &Evidence, findings: &mut Vec<Finding>) -> HashMap<Uuid, Eve
         event.first = Some(event.first.map_or(found.place, |first| first.min(found.place)));
     }
     for sent in &evidence.sent {
-        let is_there = |place: &Place| match sent.event.and_then(|(id, _)| events.get(&id)) {
-            // A broker that recognises a repeated request acknowledges it without an offset.
-            Some(event) if place.offset < 0 => {
-                event.first.is_some_and(|first| (first.subject, first.partition) == (place.subject, place.partition))
-            }
-            None if place.offset < 0 => true,
-            _ => there.contains(place),
-        };
-        if let Some(place) = sent.acked.filter(|place| !is_there(place)) {
+        if let Some(place) = sent.acked.filter(|place| !there.contains(place)) {
             let what = format!("{place} was acknowledged and is not in the topic: Kafka lost it");
             findings.push(Finding { wrong: Wrong::Lost, event: sent.event.map(|(id, _)| id), what });
         }

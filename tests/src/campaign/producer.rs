@@ -107,6 +107,8 @@ pub async fn produce(
     drop(open);
     let acks = acks.await.expect("no panic");
     for (sent, ack) in log.iter_mut().zip(acks) {
+        // Without an offset it was acknowledged by librdkafka, not by a broker.
+        let ack = ack.filter(|(_, offset)| *offset >= 0);
         sent.acked = ack.map(|(partition, offset)| Place { subject: sent.subject, partition, offset });
     }
     log

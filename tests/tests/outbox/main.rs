@@ -5,6 +5,7 @@ mod away;
 mod chain;
 mod desk;
 mod partitions;
+mod placed;
 mod publish;
 mod relay;
 mod restore;

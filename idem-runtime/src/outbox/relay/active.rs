@@ -236,6 +236,7 @@ impl Active {
                 self.queue.acknowledged(seq, self.now());
                 self.start().await?;
             }
+            Event::Sent(seq, with, Err(SendError::Unplaced)) => self.send(seq, with).await?,
             Event::Sent(seq, With::Others, Err(SendError::Refused(_))) => self.send(seq, With::Nobody).await?,
             Event::Sent(seq, With::Nobody, Err(SendError::Refused(code))) => {
                 self.park(seq, &format!("{code:?}")).await?
