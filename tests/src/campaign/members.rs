@@ -36,7 +36,8 @@ impl Members {
     /// Starts so many.
     #[must_use]
     pub fn start(program: PathBuf, variables: Vec<(String, String)>, count: usize, timeline: Arc<Timeline>) -> Self {
-        let mut members = Self { program, variables, running: Vec::new(), timeline, acknowledged: Vec::new(), kills: 0 };
+        let mut members =
+            Self { program, variables, running: Vec::new(), timeline, acknowledged: Vec::new(), kills: 0 };
         members.running = (0..count).map(|_| members.one()).collect();
         members
     }
@@ -182,7 +183,8 @@ fn acknowledged(program: &Program) -> Vec<(Uuid, Place)> {
             fields.split(' ').find_map(|field| Some(field.strip_prefix(name)?.strip_prefix('=')?.trim_matches('"')))
         };
         let subject = Subject::of_topic(field("topic")?)?;
-        let place = Place { subject, partition: field("partition")?.parse().ok()?, offset: field("offset")?.parse().ok()? };
+        let place =
+            Place { subject, partition: field("partition")?.parse().ok()?, offset: field("offset")?.parse().ok()? };
         Some((field("event_id")?.parse().ok()?, place))
     };
     program.output().iter().filter_map(of_line).collect()
