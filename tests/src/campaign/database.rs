@@ -112,7 +112,7 @@ impl Database {
     pub async fn restore(&mut self, backup: Backup) {
         self.primary.end(Signal::Quit).await;
         let restored = Server::start(&self.programs, backup.data).await;
-        drop(self.switch_to(restored).await);
+        self.switch_to(restored).await.remove().await;
     }
 
     /// Starts a replica, which is as the primary is until [`lag`](Replica::lag).
@@ -144,7 +144,7 @@ impl Database {
             self.primary.end(Signal::Quit).await;
         }
         execute(replica.0.port, "SELECT pg_promote(true, 60)").await;
-        self.switch_to(replica.0).await.end(Signal::Quit).await;
+        self.switch_to(replica.0).await.remove().await;
     }
 
     /// Ends all sessions of the service.
@@ -154,7 +154,7 @@ impl Database {
         execute(self.primary.port, end).await;
     }
 
-    /// Returns the server that was replaced; its data go with it.
+    /// Returns the server that was replaced.
     async fn switch_to(&mut self, server: Server) -> Server {
         self.rewinds += 1;
         execute(server.port, &format!("UPDATE epoch SET number = {}", self.rewinds)).await;
@@ -246,6 +246,12 @@ impl Server {
             };
             ended.await.unwrap_or_else(|error| panic!("{error}"));
         }
+    }
+
+    /// Ends for good, and gives its room back: half an hour has many servers.
+    async fn remove(mut self) {
+        self.end(Signal::Quit).await;
+        fs::remove_dir_all(&self.data).expect("the data directory is ours");
     }
 }
 
