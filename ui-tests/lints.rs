@@ -63,7 +63,8 @@ async fn smallest(tx: &mut Tx<'_>, event: Paid) -> HandlerResult {
     timeout = "5s",
     concurrency = 8,
     expired = "skip",
-    stale = "skip"
+    stale = "skip",
+    summary = "charges an order"
 )]
 async fn charge(
     tx: &mut Tx<'_>,

@@ -101,12 +101,16 @@ fn message(handler: &Handler, schemas: &mut Schemas) -> Value {
 
 fn operation(handler: &Handler, message: &str) -> Value {
     let (topic, group) = (handler.spec.topic, handler.spec.group);
-    json!({
+    let mut operation = json!({
         "action": "receive",
         "channel": { "$ref": format!("#/channels/{topic}") },
         "messages": [{ "$ref": format!("#/channels/{topic}/messages/{message}") }],
         "bindings": { "kafka": { "groupId": { "type": "string", "enum": [group] }, "bindingVersion": "0.5.0" } },
-    })
+    });
+    if let Some(summary) = handler.spec.summary {
+        operation["summary"] = summary.into();
+    }
+    operation
 }
 
 /// The schemas of payloads, which refer to each other below `components`.
@@ -151,6 +155,17 @@ impl Schemas {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::tests::handler;
+
+    #[test]
+    fn an_operation_has_the_summary_of_its_handler_if_there_is_one() {
+        let mut told = handler("shop::told", "orders", "billing", None);
+        told.spec.summary = Some("charges a confirmed order");
+        let untold = handler("shop::untold", "orders", "shipping", None);
+        let operations = &document("shop", &[told, untold])["operations"];
+        assert_eq!(operations["shop::told"]["summary"], "charges a confirmed order");
+        assert_eq!(operations["shop::untold"].get("summary"), None);
+    }
 
     #[test]
     fn a_name_has_no_paths_and_no_foreign_letters() {

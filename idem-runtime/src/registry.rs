@@ -175,7 +175,7 @@ fn place(handler: &Handler) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::any::TypeId;
     use std::time::Duration;
 
@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    fn handler(
+    pub(crate) fn handler(
         name: &'static str,
         topic: &'static str,
         group: &'static str,
@@ -222,6 +222,7 @@ mod tests {
                 order: Order::Partition,
                 expired: Expired::Dlq,
                 stale: false,
+                summary: None,
             },
             decode: crate::__private::event::<Never>().decode(),
             call: std::sync::Arc::new(|_, _, _| Box::pin(async { Ok(()) })),

@@ -35,6 +35,8 @@ pub struct HandlerSpec {
     pub expired: Expired,
     /// An older version than the one applied is skipped.
     pub stale: bool,
+    /// What it does, for people.
+    pub summary: Option<&'static str>,
 }
 
 /// How a handler's money calls are made.

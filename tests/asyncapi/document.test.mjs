@@ -50,6 +50,11 @@ test("each handler is an operation of its group", () => {
   ]);
 });
 
+test("an operation says what its handler says of itself", () => {
+  const summaries = document.operations().all().filter((operation) => operation.hasSummary());
+  assert.deepEqual(summaries.map((operation) => [operation.id(), operation.summary()]), [["shop::ship", "ships a paid order"]]);
+});
+
 test("a payload has the schema that its event derives, to the last nested type", () => {
   const payload = (address) => {
     const channel = document.channels().all().find((channel) => channel.address() === address);

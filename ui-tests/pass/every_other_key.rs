@@ -1,4 +1,4 @@
-//! `transaction`, `order`, `expired` and `stale` are handed to the runtime as they were written.
+//! `transaction`, `order`, `expired`, `stale` and `summary` are handed to the runtime as they were written.
 
 use idem_runtime::prelude::*;
 
@@ -11,7 +11,7 @@ struct StockChanged {
     revision: u32,
 }
 
-#[idempotent_handler(topic = "a", group = "shared", transaction = "shared", expired = "process")]
+#[idempotent_handler(topic = "a", group = "shared", transaction = "shared", expired = "process", summary = "counts")]
 async fn shared(_tx: &mut Tx<'_>, _event: StockChanged) -> HandlerResult {
     Ok(())
 }
@@ -31,7 +31,16 @@ fn main() {
     let handlers = idem_runtime::__private::registered();
     let seen: Vec<String> = handlers
         .iter()
-        .map(|spec| format!("{:?} {:?} {:?} {}", spec.transaction, spec.order, spec.expired, spec.stale))
+        .map(|spec| {
+            format!("{:?} {:?} {:?} {} {:?}", spec.transaction, spec.order, spec.expired, spec.stale, spec.summary)
+        })
         .collect();
-    assert_eq!(seen, ["Shared Partition Dlq true", "Own Key Dlq true", "Shared Partition Process false"]);
+    assert_eq!(
+        seen,
+        [
+            "Shared Partition Dlq true None",
+            "Own Key Dlq true None",
+            "Shared Partition Process false Some(\"counts\")",
+        ]
+    );
 }

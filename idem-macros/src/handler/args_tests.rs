@@ -33,7 +33,7 @@ fn refused(text: &str) -> String {
 fn the_defaults() {
     let args = read(BOTH).unwrap();
     assert_eq!((args.topic.as_str(), args.group.as_str()), ("orders", "billing"));
-    assert_eq!((args.event_type, args.retry), (None, None));
+    assert_eq!((args.event_type, args.retry, args.summary), (None, None, None));
     assert_eq!((args.timeout, args.concurrency), (Duration::from_secs(20), 1));
 }
 
@@ -64,6 +64,20 @@ fn the_keys_of_money_batches_and_order() {
     assert_eq!((args.batch, args.transaction.as_str()), (Some(10_000), "shared"));
     let args = read(&with(r#"order = "key", expired = "skip", stale = "skip""#)).unwrap();
     assert_eq!((args.order.as_str(), args.expired.as_str(), args.stale), ("key", "skip", true));
+}
+
+#[test]
+fn a_summary_is_one_line_of_any_letters() {
+    let longest = "é".repeat(120);
+    for text in ["charges a confirmed order", longest.as_str()] {
+        assert_eq!(read(&with(&format!("summary = {text:?}"))).unwrap().summary.as_deref(), Some(text));
+    }
+    let too_long = refused(&with(&format!("summary = {:?}", "é".repeat(121))));
+    assert!(too_long.contains("has 121 characters, and 120 are allowed"), "{too_long}");
+    for text in ["a\nb", "a\rb", "a\u{2028}b", "a\n"] {
+        let broken = refused(&with(&format!("summary = {text:?}")));
+        assert!(broken.contains("has a line break"), "{broken}");
+    }
 }
 
 #[test]
@@ -128,6 +142,11 @@ fn mistakes_in_optional_keys() {
         ("transaction = \"share\"", "did you mean `transaction = \"shared\"`?"),
         ("order = key", "`order = \"key\"`"),
         ("event_type = \"\"", "is empty"),
+        ("summary = \"\"", "is empty"),
+        ("summary = \" \\n \"", "is empty"),
+        ("summary = charges", "`summary = \"charges\"`"),
+        ("summary = charges an order", "`summary = \"charges a confirmed order\"`"),
+        ("description = \"charges\"", "did you mean `summary = \"charges\"`?"),
         ("max_retries = 3", "`max_retries` is called `retry` here"),
     ];
     for (pair, expected) in cases {

@@ -26,6 +26,7 @@ pub struct HandlerArgs {
     pub order: String,
     pub expired: String,
     pub stale: bool,
+    pub summary: Option<String>,
 }
 
 /// What `money = true` and its companions say.
@@ -99,6 +100,7 @@ pub fn check(raw: &RawArgs, diag: &mut Diag) -> Option<HandlerArgs> {
         order: word(raw, Name::Order).to_owned(),
         expired: word(raw, Name::Expired).to_owned(),
         stale: raw.get(Name::Stale).is_some(),
+        summary: text(Name::Summary),
     })
 }
 

@@ -50,7 +50,7 @@ fn allow_deprecated(handler: &Handler) -> TokenStream {
 }
 
 fn spec(args: &HandlerArgs, handler: &Handler) -> TokenStream {
-    let HandlerArgs { topic, group, event_type, retry, timeout, concurrency, batch, stale, .. } = args;
+    let HandlerArgs { topic, group, event_type, retry, timeout, concurrency, batch, stale, summary, .. } = args;
     let duration = |duration| {
         let millis = names::millis(duration);
         quote!(__idem::millis(#millis))
@@ -70,6 +70,7 @@ fn spec(args: &HandlerArgs, handler: &Handler) -> TokenStream {
     let batch = option(batch.map(|size| quote!(#size)));
     let order = variant("Order", &args.order);
     let expired = variant("Expired", &args.expired);
+    let summary = option(summary.as_ref().map(|text| quote!(#text)));
     let name = handler.ident.unraw().to_string();
     // With the user's span they tell the place of the function; else that of the attribute.
     let place = handler.ident.span();
@@ -92,6 +93,7 @@ fn spec(args: &HandlerArgs, handler: &Handler) -> TokenStream {
             order: #order,
             expired: #expired,
             stale: #stale,
+            summary: #summary,
         }
     }
 }

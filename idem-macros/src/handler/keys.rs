@@ -19,6 +19,7 @@ pub enum Name {
     Order,
     Expired,
     Stale,
+    Summary,
 }
 
 /// What is known of a key.
@@ -43,6 +44,10 @@ pub enum Form {
     /// A name by Kafka's rules.
     Kafka,
     Text,
+    /// Text for people, with at most so many characters.
+    Line {
+        max: usize,
+    },
     Bool,
     Integer {
         min: u64,
@@ -60,6 +65,7 @@ impl Form {
     pub fn describe(self) -> String {
         match self {
             Self::Kafka | Self::Text => "a string literal".to_owned(),
+            Self::Line { max } => format!("a string literal of one line, at most {max} characters"),
             Self::Bool => "`true` or `false`".to_owned(),
             Self::Integer { min, max } => format!("an integer from {min} to {max}"),
             Self::OneOf(words) => either(words),
@@ -197,6 +203,14 @@ pub const KEYS: &[Key] = &[
         about: "an event older than the version applied already is skipped; it has `#[event(version)]` and \
                 `#[event(aggregate)]`",
     },
+    Key {
+        name: Name::Summary,
+        word: "summary",
+        form: Form::Line { max: 120 },
+        example: r#""charges a confirmed order""#,
+        default: "none",
+        about: "what the handler does, for people, in the AsyncAPI document",
+    },
 ];
 
 /// What a word that is no key probably stands for.
@@ -268,6 +282,8 @@ const CALLED: &[(&str, &str)] = &[
     ("max_batch_size", "batch"),
     ("ordering", "order"),
     ("ordered", "order"),
+    ("description", "summary"),
+    ("title", "summary"),
 ];
 
 const ELSEWHERE: &[(&str, &str)] = &[

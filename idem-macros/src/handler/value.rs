@@ -32,6 +32,7 @@ pub fn read(key: &Key, tokens: &[TokenTree], diag: &mut Diag) -> Option<Value> {
     let kind = match (key.form, literal(tokens)) {
         (Form::Kafka, Some(Lit::Str(text))) => kafka(key, site, text.value(), diag),
         (Form::Text, Some(Lit::Str(text))) => text_of(key, site, text.value(), diag),
+        (Form::Line { max }, Some(Lit::Str(text))) => line(key, max, site, text.value(), diag),
         (Form::OneOf(words), Some(Lit::Str(text))) => one_of(key, words, site, text.value(), diag),
         (Form::Duration, Some(Lit::Str(text))) => {
             let help = || suggested(key, tokens);
@@ -106,6 +107,28 @@ fn text_of(key: &Key, site: Site, text: String, diag: &mut Diag) -> Option<Kind>
     }
     Some(Kind::Text(text))
 }
+
+/// Shown where there is room for one line.
+fn line(key: &Key, max: usize, site: Site, text: String, diag: &mut Diag) -> Option<Kind> {
+    // Spaces alone are nothing to read.
+    if text.trim().is_empty() {
+        return text_of(key, site, String::new(), diag);
+    }
+    let Key { word, example, .. } = key;
+    let length = text.chars().count();
+    let (message, cure) = if text.contains(LINE_BREAKS) {
+        (format!("the {word} has a line break"), "write one line")
+    } else if length > max {
+        (format!("the {word} has {length} characters, and {max} are allowed"), "write fewer words")
+    } else {
+        return Some(Kind::Text(text));
+    };
+    diag.error(site, message).help(format!("{cure}: `{word} = {example}`"));
+    None
+}
+
+/// Those of Unicode.
+const LINE_BREAKS: [char; 7] = ['\n', '\u{b}', '\u{c}', '\r', '\u{85}', '\u{2028}', '\u{2029}'];
 
 fn one_of(key: &Key, words: &[&str], site: Site, text: String, diag: &mut Diag) -> Option<Kind> {
     if words.contains(&text.as_str()) {
@@ -242,6 +265,10 @@ fn corrected(key: &Key, tokens: &[TokenTree]) -> Option<String> {
             Some(format!("{near:?}"))
         }
         (Form::Text, _) => quoted(tokens),
+        // Words without their quotes have lost the spaces between them.
+        (Form::Line { max }, _) if tokens.len() == 1 => {
+            quoted(tokens).filter(|text| text.trim_matches('"').chars().count() <= max)
+        }
         _ => None,
     }
 }

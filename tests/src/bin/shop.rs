@@ -71,7 +71,7 @@ async fn checkout(tx: &mut Tx<'_>, order: OrderPlaced, payments: MoneyClient, fr
     Ok(())
 }
 
-#[idempotent_handler(topic = "shop.paid", group = "shop-shipping", event_type = "paid")]
+#[idempotent_handler(topic = "shop.paid", group = "shop-shipping", event_type = "paid", summary = "ships a paid order")]
 async fn ship(_tx: &mut Tx<'_>, _paid: OrderPaid) -> HandlerResult {
     Ok(())
 }
