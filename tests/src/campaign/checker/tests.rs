@@ -114,20 +114,6 @@ fn what_kafka_acknowledged_and_does_not_hold_is_lost() {
 }
 
 #[test]
-fn what_kafka_acknowledged_without_saying_where_must_be_somewhere_in_its_partition() {
-    let mut world = World::new();
-    let event = world.event(Subject::Views, Plan::Succeed);
-    world.effect("views", event);
-    assert_eq!(world.wrong(), []);
-    let acked = world.0.sent.last_mut().unwrap().acked.as_mut().unwrap();
-    acked.offset = -1001;
-    assert_eq!(world.wrong(), []);
-    let acked = world.0.sent.last_mut().unwrap().acked.as_mut().unwrap();
-    acked.partition += 1;
-    assert_eq!(world.wrong(), [(Wrong::Lost, Some(event))]);
-}
-
-#[test]
 fn a_second_effect_and_one_of_a_refused_or_unknown_event_are_double_effects() {
     let mut world = World::new();
     let twice = world.event(Subject::Views, Plan::Succeed);
