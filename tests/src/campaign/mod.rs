@@ -167,6 +167,9 @@ pub async fn run(settings: &Settings) -> Outcome {
     timeline.note("checking");
     let mut evidence = evidence::gather(&client, &address, &servers.provider, sent, &timeline).await;
     evidence.acknowledged = acknowledged;
+    if evidence.acknowledged.is_empty() && !evidence.published.is_empty() {
+        timeline.complain("no relay has logged an acknowledgement: none could be compared with the topic");
+    }
     evidence.rewinds.clone_from(&servers.rewinds);
     evidence.key_ttl_millis = i64::try_from(key_ttl(settings.memory).as_millis()).unwrap_or(i64::MAX);
     let findings = checker::check(&evidence);
