@@ -208,8 +208,7 @@ pub(crate) fn slot(seq: i64) -> i64 {
     (seq >> 16) & (SLOTS - 1)
 }
 
-/// Deletes rows that were acknowledged, by their numbers and their events: a server that has taken over from another one
-/// may have given a number again.
+/// Deletes rows that were acknowledged, by number and event: a server that has taken over may give a number again.
 pub(crate) async fn delete(connection: &mut PgConnection, rows: &[(i64, Uuid)]) -> Result<(), sqlx::Error> {
     for number in 0..SLOTS {
         let here = rows.iter().copied().filter(|(seq, _)| slot(*seq) == number);

@@ -1,5 +1,6 @@
 //! A record is acknowledged by the broker that says where it is, and by nobody else.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use idem_runtime::prelude::*;
@@ -14,8 +15,8 @@ use crate::desk::{Relay, migrate, numbers, pending, tell};
 /// Two records are on their way before the first is answered.
 const ANSWERS_AFTER: Duration = Duration::from_millis(300);
 
-/// As a leader that has just ceased to be it refuses the first record, and its successor takes the second one: of a producer that
-/// it has never heard of it takes any sequence number. librdkafka then calls both delivered.
+/// As a leader that has just ceased to be it refuses the first record, and its successor takes the second one: of a
+/// producer that it has never heard of it takes any sequence number. librdkafka then calls both delivered.
 fn refuse_the_first_record(cluster: &Refusing) {
     cluster.refuse(RDKafkaApiKey::Produce, RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION);
 }
@@ -57,8 +58,7 @@ async fn a_dead_letter_that_only_its_follower_vouches_for_is_sent_again() {
     })
     .await;
     let letters = env.kafka.read_all("placed.dlq").await;
-    let origins: std::collections::BTreeSet<_> =
-        letters.iter().map(|letter| letter.header("idem-origin-offset").unwrap()).collect();
+    let origins: BTreeSet<_> = letters.iter().map(|letter| letter.header("idem-origin-offset").unwrap()).collect();
     assert_eq!(json!(origins), json!(["0", "1"]), "of {} letters", letters.len());
     run.stop().await.unwrap();
 }
